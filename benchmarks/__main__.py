@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu, real
-from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
+from benchmarks.contenders import CONTENDERS, REFERENCE, call_in_own_process, measure
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
@@ -62,7 +62,7 @@ def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[Row]]:
     if part == "table":
         yield from table_rows(setting, [REFERENCE, *options.contenders])
     elif part == "step":
-        yield in_a_process_of_its_own(step_rows, setting)
+        yield call_in_own_process(step_rows, setting)
     else:
         yield from compare_with_peers(
             setting, options.checkouts, options.peer_python, options.rounds
@@ -74,7 +74,7 @@ def table_rows(setting: Setting, names: Sequence[str]) -> Iterator[list[Row]]:
     rows: list[Row] = []
     first = None
     for name in names:
-        row = in_a_process_of_its_own(measure, setting, name)
+        row = call_in_own_process(measure, setting, name)
         first = first or row
         tokens = "same" if row["tokens"] == first["tokens"] else "differ"
         rows.append({**row, "speed-up": first["s"] / row["s"], "tokens": tokens})

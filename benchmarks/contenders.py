@@ -44,7 +44,7 @@ class Ran(NamedTuple):
 Work = Callable[[MaskedTransformer, Setting], Ran]
 
 
-def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:
+def call_in_own_process(work: Callable[..., Any], *arguments: object) -> Any:
     """Calls a module-level function in a fresh process, so that its memory is its own."""
     # Spawned, because a forked process cannot use CUDA.
     with multiprocessing.get_context("spawn").Pool(1) as pool:

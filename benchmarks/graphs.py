@@ -52,7 +52,7 @@ def graph_rows(setting: Setting) -> Iterator[Row]:
         batch = replace(few_steps, batch_size=rows)
         works += [partial(decode_row, model, batch, name, GRAPHS) for name in NAMES[:2]]
     works += [partial(served_row, model, setting, name) for name in NAMES[:2]]
-    return measured(works)
+    return measure_each(works)
 
 
 def weight_rows(setting: Setting) -> Iterator[Row]:
@@ -70,7 +70,7 @@ def weight_rows(setting: Setting) -> Iterator[Row]:
             for way in (GRAPHS, FUSED)
         ]
         works += [partial(decode_row, model, of_model, name, FUSED) for name in NAMES[::3]]
-    return measured(works)
+    return measure_each(works)
 
 
 def compiled_rows(setting: Setting) -> Iterator[Row]:
@@ -81,7 +81,7 @@ def compiled_rows(setting: Setting) -> Iterator[Row]:
         partial(decode_row, model, setting, NAMES[0], COMPILED),
         partial(decode_row, model, setting, NAMES[3], COMPILED),
     ]
-    return measured(works)
+    return measure_each(works)
 
 
 def small_setting(setting: Setting) -> Setting:
@@ -116,7 +116,7 @@ def with_experts(setting: Setting) -> MaskedTransformer:
     return model
 
 
-def measured(works: list[partial[Row]]) -> Iterator[Row]:
+def measure_each(works: list[partial[Row]]) -> Iterator[Row]:
     """Yields each figure as soon as it is measured; ends when `LIMIT_S` have passed."""
     begun_s = time.perf_counter()
     for work in works:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import in_a_process_of_its_own
+from benchmarks.contenders import call_in_own_process
 from benchmarks.frame import Row, median_of
 from benchmarks.setting import Setting
 from dllm_decode.models import save_model
@@ -60,7 +60,7 @@ def compare_with_peers(
     """Yields the rows after each round: every mode of each peer, then ours of the same rule."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        mask_id = in_a_process_of_its_own(_export, setting, folder)
+        mask_id = call_in_own_process(_export, setting, folder)
         shared = {
             **asdict(setting), "setting": asdict(setting), "prompts": setting.prompts(),
             "mask_id": mask_id, "model": name,

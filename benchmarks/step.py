@@ -49,7 +49,7 @@ def step_rows(setting: Setting) -> list[Row]:
     model, setting = setting.model(), replace(setting, gen_length=setting.block_length)
     rows: list[Row] = []
     for cache in (NoCache(), DualCache()):
-        ms_by_part = profiled(model, setting, cache)
+        ms_by_part = profile_step(model, setting, cache)
         rows += [
             {
                 "cache": f"{type(cache).__name__}()",
@@ -62,7 +62,7 @@ def step_rows(setting: Setting) -> list[Row]:
     return rows
 
 
-def profiled(model: MaskedTransformer, setting: Setting, cache: CachePolicy) -> Counter[str]:
+def profile_step(model: MaskedTransformer, setting: Setting, cache: CachePolicy) -> Counter[str]:
     """Returns the milliseconds of a step by part, the largest first; on CUDA those of the GPU."""
     parts: Counter[str] = Counter()
     is_cuda = model.device.type == "cuda"

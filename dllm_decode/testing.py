@@ -84,7 +84,7 @@ class _Case:
             for row in rows
         ]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows))
-        return {answer.request: answer.output for answer in ended}
+        return {answer.index: answer.output for answer in ended}
 
     def tokens(self) -> list[list[int]]:
         """Returns the answers of all rows in one batch."""
@@ -151,7 +151,7 @@ def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
     Args:
         prompt_length: Tokens of the prompt; the answer begins at this column.
         gen_length: Tokens of the answer, all of them [MASK].
-        fields: Fields of `Row` that have other values, such as `turn_forwards=1`.
+        fields: Fields of `Row` that have other values, such as `period_forwards=1`.
     """
     request = Request(0, [0] * prompt_length, DecodeConfig(gen_length=gen_length))
     return Row.of(request, align=1, mask_id=1)._replace(**fields)

@@ -27,7 +27,7 @@ from .registry import ALL_SAMPLERS, parse
 from .remdm import ReMDM
 from .remdm_loop import ReMDMLoop
 from .sched import SchED
-from .state import State
+from .state import SamplerState
 from .t2m import T2M
 from .view import View
 from .wino import Wino
@@ -65,8 +65,8 @@ __all__ = [
     "ReMDMLoop",
     "RevisingSampler",
     "Sampler",
+    "SamplerState",
     "SchED",
-    "State",
     "View",
     "Wino",
     "Wrapper",

@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.base import Decision, RevisingSampler
 from samplers.checks import count_from, non_negative, positive
 from samplers.facts import Fact
-from samplers.logits.statistics import divided, in_order, ranks
+from samplers.logits.statistics import divided, ranks, sort_by_rank
 from samplers.view import View
 
 
@@ -113,6 +113,6 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
     def accepted(self, view: View) -> Bool[Tensor, "B W"]:
         """Returns the positions whose drawn tokens stay, given the divided logits."""
         rank = ranks(-view.entropy, view.eligible)
-        entropy = in_order(view.entropy, rank)
+        entropy = sort_by_rank(view.entropy, rank)
         fits = entropy.cumsum(-1) - entropy <= self.entropy_bound
         return fits.gather(-1, rank)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.facts import Fact, PlugIn
-from samplers.state import State
+from samplers.state import SamplerState
 from samplers.view import Scope, View
 
 
@@ -37,15 +37,15 @@ class Decision:
     remask: Bool[Tensor, "B W"] | None = None
 
 
-class Sampler(PlugIn, ABC, Generic[State]):
+class Sampler(PlugIn, ABC, Generic[SamplerState]):
     """A rule for unmasking: which positions to commit, given one view of the canvas.
 
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
     `step` is pure: it changes nothing that it is given. A tensor of the view may be the canvas
     itself, or be shared by several views.
 
-    The memory of a rule is its `State`: None, a tensor, or a NamedTuple of tensors (nested as
-    needed), batch axis first. The state starts anew at every block, or, if the schedule opens
+    The memory of a rule is its `SamplerState`: None, a tensor, or a NamedTuple of tensors (nested
+    as needed), batch axis first. The state starts anew at every block, or, if the schedule opens
     several blocks at once, with the answer; rows that have finished leave the state. Apart from the
     batch axis, the shapes of a state depend on the columns of the view, on `View.block_width` and
     on V alone, because rows that join a batch bring states of their own.
@@ -115,11 +115,11 @@ class Sampler(PlugIn, ABC, Generic[State]):
         """Returns the number of steps within which a block of `num_masks` masks is finished."""
         return num_masks
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> SamplerState:
         """Returns the state at the start of a block: `None` unless overridden."""
         return None  # type: ignore[return-value]  # whoever has a state overrides this
 
-    def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
+    def belief(self, state: SamplerState) -> Float[Tensor, "B W V"] | None:
         """Returns logits that the model reads in the next forward, as its belief about each token.
 
         A rule that overrides this needs `STARTS_AS_NOISE`. In a row whose state begins anew, the
@@ -131,7 +131,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         return None
 
     @abstractmethod
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: SamplerState) -> tuple[Decision, SamplerState]:
         """Decides one step.
 
         Every row with an eligible position commits, settles or re-masks at least one position, and
@@ -140,7 +140,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         """
 
 
-class RevisingSampler(Sampler[State]):
+class RevisingSampler(Sampler[SamplerState]):
     """A sampler that edits, re-masks or redraws tokens by the logits at their positions."""
 
     @property

@@ -8,22 +8,24 @@ from torch import Tensor
 from samplers.base import Decision, Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
-from samplers.state import State, check_state, same_structure
+from samplers.state import SamplerState, require_state, same_structure
 from samplers.view import View
 
 
-def first_state(sampler: Sampler[State], view: View) -> State:
+def first_state(sampler: Sampler[SamplerState], view: View) -> SamplerState:
     """Returns a sampler's state at the start of a block.
 
     Raises:
         RuntimeError: If the state is of a kind whose rows cannot be taken.
     """
     state = sampler.init(view)
-    check_state(state, len(view.tokens), owner=sampler)
+    require_state(state, len(view.tokens), owner=sampler)
     return state
 
 
-def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decision, State]:
+def next_step(
+    sampler: Sampler[SamplerState], view: View, state: SamplerState
+) -> tuple[Decision, SamplerState]:
     """Lets a sampler decide one step.
 
     Raises:
@@ -46,7 +48,7 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
     decision, new_state = returned
     require_decision(f"step of {sampler!r}", decision, view)
     _require_facts(sampler, decision)
-    check_state(new_state, len(view.tokens), owner=sampler)
+    require_state(new_state, len(view.tokens), owner=sampler)
     if not same_structure(state, new_state):
         raise RuntimeError(
             f"The state of {sampler!r} must keep its kind, shapes and dtypes from step to step, "

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from samplers.base import Decision, Sampler
 from samplers.checks import non_negative
-from samplers.logits.statistics import in_order, leading, ranks
+from samplers.logits.statistics import num_leading, ranks, sort_by_rank
 from samplers.view import View
 
 
@@ -38,7 +38,7 @@ class EntropyBound(Sampler[None]):
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.scores(self.order), view.eligible)
-        entropy = in_order(view.entropy, rank)
+        entropy = sort_by_rank(view.entropy, rank)
         shared = entropy.cumsum(-1) - entropy.cummax(-1).values
-        count = leading(shared <= self.bound).clamp(min=1)
+        count = num_leading(shared <= self.bound).clamp(min=1)
         return Decision(commit=view.eligible & (rank < count[:, None])), state

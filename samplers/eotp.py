@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from samplers.base import Decision
 from samplers.checks import Probability
 from samplers.logits.statistics import highest_one
-from samplers.state import State
+from samplers.state import SamplerState
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
-class EoTP(Wrapper[State]):
+class EoTP(Wrapper[SamplerState]):
     """Commits an EOS as soon as the model proposes one anywhere in the rest of the answer.
 
     If a step commits no other EOS, it also commits the most confident of the proposed EOS, in this
@@ -40,11 +40,11 @@ class EoTP(Wrapper[State]):
     def scope(self) -> Scope:
         return "answer" if self.base.scope == "answer" else "suffix"
 
-    def init(self, view: View) -> State:
-        state: State = self.base_init(view)
+    def init(self, view: View) -> SamplerState:
+        state: SamplerState = self.base_init(view)
         return state
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: SamplerState) -> tuple[Decision, SamplerState]:
         commit, tokens, state = self.base_step(view, state)
         proposed = view.is_eos(view.proposal) & view.masked & view.in_answer
         proposed = proposed & (view.confidence >= self.threshold)

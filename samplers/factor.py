@@ -7,7 +7,7 @@ import torch
 
 from samplers.base import Decision, Sampler
 from samplers.checks import NonNegative
-from samplers.logits.statistics import in_order, leading, ranks
+from samplers.logits.statistics import num_leading, ranks, sort_by_rank
 from samplers.view import View
 
 Variant = Literal["paper", "inclusive", "official"]
@@ -46,11 +46,11 @@ class Factor(Sampler[None]):
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
-        confidence = in_order(view.confidence, rank)
+        confidence = sort_by_rank(view.confidence, rank)
         size = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
         error = (size + 1) * (1.0 - confidence)
-        count = leading(error < self.factor if self.variant == "paper" else error <= self.factor)
-        count = count.clamp(min=1)
+        is_small = error < self.factor if self.variant == "paper" else error <= self.factor
+        count = num_leading(is_small).clamp(min=1)
         if self.variant == "official":
             count += count == view.eligible.sum(-1) - 1
         return Decision(commit=view.eligible & (rank < count[:, None])), state

@@ -9,7 +9,7 @@ import torch
 from samplers.base import Decision, Sampler
 from samplers.checks import require_at_most
 from samplers.logits.float64 import in_float64
-from samplers.logits.statistics import in_order, leading, ranks
+from samplers.logits.statistics import num_leading, ranks, sort_by_rank
 from samplers.view import View
 
 
@@ -43,8 +43,8 @@ class Frechet(Sampler[None]):
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
-        confidence = in_float64(in_order(view.confidence, rank))
+        confidence = in_float64(sort_by_rank(view.confidence, rank))
         num_before = torch.arange(rank.shape[-1], device=confidence.device)
         joint = (confidence.cumsum(-1) - num_before).clamp(min=0.0)
-        count = leading(joint - (1.0 - confidence) > self.margin).clamp(min=1)
+        count = num_leading(joint - (1.0 - confidence) > self.margin).clamp(min=1)
         return Decision(commit=view.eligible & (rank < count.to(rank.device)[:, None])), state

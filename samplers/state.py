@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     # A default for a type variable is Python 3.13's. Type checkers know it without the package.
     from typing_extensions import TypeVar
 
-    State = TypeVar("State", bound=Tensor | tuple[Any, ...] | None, default=Any)
+    SamplerState = TypeVar("SamplerState", bound=Tensor | tuple[Any, ...] | None, default=Any)
 else:
     from typing import TypeVar
 
-    State = TypeVar("State")
+    SamplerState = TypeVar("SamplerState")
 
 _ALLOWED = (
     "None, a tensor, or a tuple of such; the first axis of each tensor must be the batch, so that "
@@ -31,39 +31,39 @@ def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
     return None if first is None else function(*states)
 
 
-def take_state(state: State, rows: Int[Tensor, " N"]) -> State:
+def take_state(state: SamplerState, rows: Int[Tensor, " N"]) -> SamplerState:
     """Returns some rows of a state."""
-    return cast(State, map_state(lambda part: part[rows], state))
+    return cast(SamplerState, map_state(lambda part: part[rows], state))
 
 
-def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
+def put_state(state: SamplerState, rows: Int[Tensor, " N"], part: SamplerState) -> SamplerState:
     """Returns a state with some rows replaced; `rows` must ascend."""
 
     def put(old: Tensor, new: Tensor) -> Tensor:
         return new if len(rows) == len(old) else old.index_copy(0, rows, new)
 
-    return cast(State, map_state(put, state, part))
+    return cast(SamplerState, map_state(put, state, part))
 
 
-def merge_state(old: State, new: State, is_new: Bool[Tensor, " B"]) -> State:
+def merge_state(old: SamplerState, new: SamplerState, is_new: Bool[Tensor, " B"]) -> SamplerState:
     """Returns a state with rows of the new state where `is_new`, and of the old one elsewhere."""
 
     def merge(old_part: Tensor, new_part: Tensor) -> Tensor:
         return torch.where(is_new.view(-1, *[1] * (old_part.ndim - 1)), new_part, old_part)
 
-    return cast(State, map_state(merge, old, new))
+    return cast(SamplerState, map_state(merge, old, new))
 
 
-def pad_state(state: State, num_rows: int) -> State:
+def pad_state(state: SamplerState, num_rows: int) -> SamplerState:
     """Returns a state with `num_rows` further rows of zeros."""
 
     def pad(rows: Tensor) -> Tensor:
         return torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])])
 
-    return cast(State, map_state(pad, state))
+    return cast(SamplerState, map_state(pad, state))
 
 
-def check_state(state: object, num_rows: int, *, owner: object) -> None:
+def require_state(state: object, num_rows: int, *, owner: object) -> None:
     """Raises RuntimeError unless rows of a state can be taken, so that rows can leave and join.
 
     Args:

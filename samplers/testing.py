@@ -22,7 +22,7 @@ from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
 from samplers.registry import parse
-from samplers.state import State, take_state
+from samplers.state import SamplerState, take_state
 from samplers.view import View
 
 Style: TypeAlias = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
@@ -33,13 +33,13 @@ STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated",
 
 
 @dataclass(frozen=True)
-class PlayedStep(Generic[State]):
+class PlayedStep(Generic[SamplerState]):
     """One step of a played block: what the sampler was given, and what it returned."""
 
     view: View
-    state: State
+    state: SamplerState
     decision: Decision
-    next_state: State
+    next_state: SamplerState
 
     @property
     def written(self) -> Int[Tensor, "B W"]:
@@ -65,18 +65,18 @@ def view_with(
         "tokens": torch.where(masked, V, 0), "masked": masked, "eligible": masked,
         "start": 0, "gen_length": W,
     }  # fmt: skip
-    return View(computed=Summary(logits), **(plain | options))
+    return View(summary=Summary(logits), **(plain | options))
 
 
 def play(
-    sampler: Sampler[State],
+    sampler: Sampler[SamplerState],
     seed: int,
     *,
     style: Style = "drifting",
     temperature: float = 0.0,
     dtype: torch.dtype = torch.float32,
     width: int = 7,
-) -> Iterator[PlayedStep[State]]:
+) -> Iterator[PlayedStep[SamplerState]]:
     """Lets a sampler finish a block of three random rows; the last has no mask in the block.
 
     Some tokens are given; the last of twelve is [MASK] and banned. With the scope "suffix" the
@@ -98,7 +98,7 @@ def play(
     state: Any = None
     for step in range(require_max_steps(sampler.max_steps(width), owner=sampler) + 1):
         view = View(
-            tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
+            tokens=tokens, summary=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
             masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + W + 2,
             num_committed=4 + (~masked).sum(-1), temperature=temperature,
             noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
@@ -151,9 +151,9 @@ def logits_of(
     return logits
 
 
-def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+def moves_every_row(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     """A step commits, settles or re-masks in each row with an eligible position, and only there."""
-    view, decision = turn.view, turn.decision
+    view, decision = played.view, played.decision
     allowed = view.eligible if sampler.scope == "block" else view.masked
     assert not (decision.commit & ~allowed).any(), "a position was committed that is not eligible"
     settled = settled_by(decision)
@@ -162,28 +162,28 @@ def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     moves = decision.commit | settled
     if decision.remask is not None and Fact.ONE_STEP_A_FORWARD in sampler.needs:
         moves = moves | decision.remask
-    moved, has_turn = moves.any(-1), view.eligible.any(-1)
-    assert not (has_turn & ~moved).any(), "a row with eligible positions did not move"
-    assert not (moved & ~has_turn).any(), "a row without eligible positions must not move"
+    moved, may_move = moves.any(-1), view.eligible.any(-1)
+    assert not (may_move & ~moved).any(), "a row with eligible positions did not move"
+    assert not (moved & ~may_move).any(), "a row without eligible positions must not move"
 
 
-def writes_possible_tokens(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+def writes_possible_tokens(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     """A token that is committed has a finite logit; [MASK] and banned tokens have none."""
-    commit, written, size = turn.decision.commit, turn.written, turn.view.vocab_size
+    commit, written, size = played.decision.commit, played.written, played.view.vocab_size
     is_token = (written >= 0) & (written < size)
     assert is_token[commit].all(), f"a token was written that is not in [0, {size})"
-    logits = turn.view.logits.gather(-1, written.clamp(0, size - 1)[..., None]).squeeze(-1)
+    logits = played.view.logits.gather(-1, written.clamp(0, size - 1)[..., None]).squeeze(-1)
     assert logits[commit].isfinite().all(), "an excluded token was written"
 
 
-def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+def decides_rows_alone(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     """A row is decided without looking at its batch-mates."""
-    for row in torch.arange(len(turn.view.tokens))[:, None]:
-        view, state = turn.view.take(row), take_state(turn.state, row)
+    for row in torch.arange(len(played.view.tokens))[:, None]:
+        view, state = played.view.take(row), take_state(played.state, row)
         alone, after = sampler.step(view, state)
-        require_same(alone, view, turn, row, "a row is decided otherwise without the other rows")
+        require_same(alone, view, played, row, "a row is decided otherwise without the other rows")
         for actual, expected in zip(
-            tensors_in(after), tensors_in(take_state(turn.next_state, row)), strict=True
+            tensors_in(after), tensors_in(take_state(played.next_state, row)), strict=True
         ):
             # The last bit of a float32 power depends on the shape of the tensor.
             torch.testing.assert_close(
@@ -192,25 +192,25 @@ def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
             )  # fmt: skip
 
 
-def is_pure(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+def is_pure(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     """A step changes none of its arguments; the same view and state give the same result."""
-    view_fields = {field.name: getattr(turn.view, field.name) for field in fields(View)}
-    view, state = View(**copy.deepcopy(view_fields)), copy.deepcopy(turn.state)
+    view_fields = {field.name: getattr(played.view, field.name) for field in fields(View)}
+    view, state = View(**copy.deepcopy(view_fields)), copy.deepcopy(played.state)
     decision, after = sampler.step(view, state)
     for name, value in view_fields.items():
         if isinstance(value, Tensor):
             assert torch.equal(getattr(view, name), value), f"step changed {name} of the view"
-    logits = (view.computed.logits, view_fields["computed"].logits)
+    logits = (view.summary.logits, view_fields["summary"].logits)
     assert torch.equal(*logits), "step changed the logits of the view"
-    _require_equal(state, turn.state, "step changed the state that it was given")
-    require_same(decision, view, turn, ..., "the same view and state gave another decision")
-    _require_equal(after, turn.next_state, "the same view and state gave another next state")
+    _require_equal(state, played.state, "step changed the state that it was given")
+    require_same(decision, view, played, ..., "the same view and state gave another decision")
+    _require_equal(after, played.next_state, "the same view and state gave another next state")
 
 
 Law: TypeAlias = Callable[[PlayedStep[Any], Sampler[Any]], None]
 
 LAWS: tuple[Law, ...] = (moves_every_row, writes_possible_tokens, decides_rows_alone, is_pure)
-"""Each raises AssertionError if a turn breaks it."""
+"""Each raises AssertionError if a step breaks it."""
 
 
 def ends_in_time(
@@ -224,13 +224,13 @@ def ends_in_time(
     assert not (last.view.eligible & ~settled_by(last.decision)).any(), "a block was not finished"
 
 
-def re_masks_what_is_settled(sampler: Sampler[Any], turns: Sequence[PlayedStep[Any]]) -> None:
+def re_masks_what_is_settled(sampler: Sampler[Any], steps: Sequence[PlayedStep[Any]]) -> None:
     """A rule that re-masks tokens does not look for them in `eligible`, where no settled one is."""
-    decisions = [turn.decision for turn in turns]
+    decisions = [played.decision for played in steps]
     if any(d.settle is not None or d.remask is None or d.remask.any() for d in decisions):
         return
-    for turn in turns:
-        view, state = copy.deepcopy((turn.view, turn.state))
+    for played in steps:
+        view, state = copy.deepcopy((played.view, played.state))
         wide = replace(view, eligible=view.eligible | ~view.masked)
         remask = sampler.step(wide, state)[0].remask
         assert remask is None or not remask.any(), (
@@ -264,19 +264,19 @@ def check_rule(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width:
     if type(sampler).__module__.startswith("samplers."):
         assert parse(repr(sampler)) == sampler, f"{sampler!r} is not its configuration"
     plays: list[tuple[Style, float]] = [(style, 0.0) for style in STYLES]
-    turns: list[PlayedStep[Any]] = []
+    steps: list[PlayedStep[Any]] = []
     for style, temperature in [*plays, ("drifting", 1.3)]:
         for seed in seeds:
             where = f"{sampler!r}, {style} logits, temperature {temperature}, seed {seed}"
             for played in play(sampler, seed, style=style, temperature=temperature, width=width):
-                turns.append(played)
+                steps.append(played)
                 for law in LAWS:
                     with _law_named(law.__name__, where):
                         law(played, sampler)
             with _law_named("ends_in_time", where):
                 ends_in_time(sampler, style, seed)
     with _law_named("re_masks_what_is_settled", repr(sampler)):
-        re_masks_what_is_settled(sampler, turns)
+        re_masks_what_is_settled(sampler, steps)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class View:
 
     Attributes:
         tokens: The window's tokens; [MASK] where `masked`.
-        computed: Logits as the engine computed them, perhaps of some columns only. For the engine:
+        summary: Logits as the engine computed them, perhaps of some columns only. For the engine:
             samplers read `logits`.
         masked: Positions that hold [MASK]. If a block schedule opens several blocks in one window,
             masks of blocks that are not open yet are left out, and count as certain.
@@ -89,7 +89,7 @@ class View:
         block_length: Columns of the open block; `None`: the whole window. It may reach beyond the
             window, see `within`.
         reads_committed: True if statistics at committed positions are the model's, as for samplers
-            that need `Fact.LOGITS_OF_COMMITTED`; then `computed` has all columns.
+            that need `Fact.LOGITS_OF_COMMITTED`; then `summary` has all columns.
         leave_one_out: Probability of each token if the model does not see the token, in the
             distribution that confidences are read from; 0 at masks. `None` unless the sampler needs
             it.
@@ -98,13 +98,13 @@ class View:
             authors' code gives these ids no share of any distribution, which changes the confidence
             of the other proposals too, and at a temperature above 0 it forgets one of the ids.
         eos_ids: Tokens that end an answer, see `is_eos`.
-        proposed: The token that is written where a position is committed, whatever the sampler
-            decides, because the row's answer must be in a set of texts; -1 if any will do.
+        forced_tokens: The token that is written where a position is committed, whatever the
+            sampler decides, because the row's answer must be in a set of texts; -1 if any will do.
             `None`: no row has such a constraint.
     """
 
     tokens: Int[Tensor, "B W"]
-    computed: Summary
+    summary: Summary
     masked: Bool[Tensor, "B W"]
     eligible: Bool[Tensor, "B W"]
     start: Int[Tensor, " B"] | int
@@ -118,7 +118,7 @@ class View:
     leave_one_out: Float[Tensor, "B W"] | None = None
     deferred_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
-    proposed: Int[Tensor, "B W"] | None = None
+    forced_tokens: Int[Tensor, "B W"] | None = None
 
     @property
     def logits(self) -> Float[Tensor, "B W V"]:
@@ -134,12 +134,12 @@ class View:
     @property
     def vocab_size(self) -> int:
         """Number of token ids, V."""
-        return self.computed.logits.shape[-1]
+        return self.summary.logits.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the statistics: float32, or float64 for logits in float64."""
-        return torch.promote_types(self.computed.logits.dtype, torch.float32)
+        return torch.promote_types(self.summary.logits.dtype, torch.float32)
 
     @property
     def is_greedy(self) -> bool:
@@ -155,17 +155,17 @@ class View:
     def proposal(self) -> Int[Tensor, "B W"]:
         """The token that a commit writes, `[B, W]`: the argmax, or a draw above temperature 0.
 
-        In rows with a constraint it is the token in `proposed`, unless that is -1.
+        In rows with a constraint it is the token in `forced_tokens`, unless that is -1.
         """
         if self.is_greedy:
-            return self.decided(self.most_likely)
-        window, keys, columns = self._window, self.position_keys, self.computed.columns
+            return self.tokens_to_write(self.most_likely)
+        window, keys, columns = self._window, self.position_keys, self.summary.columns
         keys = keys if columns is None else keys.gather(1, columns)
-        drawn = statistics.draw(self.computed.logits, self.temperature, keys)
+        drawn = statistics.draw(self.summary.logits, self.temperature, keys)
         drawn = window.replace_committed(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
             drawn = torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
-        return self.decided(drawn)
+        return self.tokens_to_write(drawn)
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
@@ -179,12 +179,13 @@ class View:
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
         likeliest = (1.0 + self._window.odds_against).reciprocal()
-        if self.is_greedy and self.proposed is None:
+        if self.is_greedy and self.forced_tokens is None:
             return self._defer(likeliest, scale=_DEFERRED)
         probability = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
             may_differ = self.temperature[:, None] > 0.0
-            may_differ = may_differ if self.proposed is None else may_differ | (self.proposed >= 0)
+            if self.forced_tokens is not None:
+                may_differ = may_differ | (self.forced_tokens >= 0)
             probability = torch.where(may_differ, probability, likeliest)
         return self._defer(probability, scale=_DEFERRED)
 
@@ -293,7 +294,7 @@ class View:
 
     def with_logits(self, logits: Float[Tensor, "B W V"]) -> "View":
         """Returns a view whose statistics follow other logits."""
-        return replace(self, computed=Summary(logits))
+        return replace(self, summary=Summary(logits))
 
     def with_logit_bias(
         self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]
@@ -304,13 +305,13 @@ class View:
             tokens: Token ids, each at most once per position; -1 marks an unused slot.
             values: Numbers to add to the logits of these tokens; 0 in unused slots.
         """
-        return replace(self, computed=self.computed.raised(tokens, values))
+        return replace(self, summary=self.summary.raised(tokens, values))
 
-    def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
-        """Returns the tokens to write: that in `proposed` if there is one, else the given one."""
-        if self.proposed is None:
+    def tokens_to_write(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+        """Returns the tokens to write: the forced token if there is one, else the given one."""
+        if self.forced_tokens is None:
             return tokens
-        return torch.where(self.proposed >= 0, self.proposed, tokens)
+        return torch.where(self.forced_tokens >= 0, self.forced_tokens, tokens)
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for.
@@ -361,7 +362,7 @@ class View:
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
         """Returns the view of some columns; values of whole rows do not change."""
-        if self.computed.columns is not None:
+        if self.summary.columns is not None:
             return self.with_logits(self.logits)._part(columns)
         rows: Tensor | slice = slice(None)
         if not isinstance(columns, slice):
@@ -369,17 +370,17 @@ class View:
         return replace(
             self,
             tokens=self.tokens[rows, columns],
-            computed=Summary(self.computed.logits[rows, columns]),
+            summary=Summary(self.summary.logits[rows, columns]),
             masked=self.masked[rows, columns],
             eligible=self.eligible[rows, columns],
             num_committed=self._num_committed,
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
-            proposed=None if self.proposed is None else self.proposed[rows, columns],
+            forced_tokens=None if self.forced_tokens is None else self.forced_tokens[rows, columns],
         )
 
     @cached_property
     def _window(self) -> WindowLogits:
-        return WindowLogits(self.tokens, self.computed, self.masked, self.reads_committed)
+        return WindowLogits(self.tokens, self.summary, self.masked, self.reads_committed)
 
     def _defer(
         self, values: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0

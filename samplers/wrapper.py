@@ -11,12 +11,12 @@ from samplers.base import Sampler
 from samplers.calls import next_step
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.facts import Fact
-from samplers.state import State
+from samplers.state import SamplerState
 from samplers.view import Scope, View
 
 
 @dataclass(frozen=True)
-class Wrapper(Sampler[State]):
+class Wrapper(Sampler[SamplerState]):
     """Changes how another sampler decides, and has the properties and checks of that sampler.
 
     A subclass defines `init` and `step`, and overrides properties that differ. A wrapper needs its
@@ -64,7 +64,7 @@ class Wrapper(Sampler[State]):
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
 
-    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "Wrapper[State]":
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "Wrapper[SamplerState]":
         return replace(self, base=self.base.with_tokenizer(tokenizer, marker))
 
     def max_steps(self, num_masks: int) -> int:
@@ -75,8 +75,8 @@ class Wrapper(Sampler[State]):
         return self.base.init(view.within(self.base.scope))
 
     def base_step(
-        self, view: View, state: State
-    ) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"], State]:
+        self, view: View, state: SamplerState
+    ) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"], SamplerState]:
         """Lets the base decide on the part of the view that it asks for.
 
         Args:

@@ -31,7 +31,7 @@ from eval.runs.task_addresses import parse_task
 from eval.tasks import WordProblems
 from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, SamplerState, View
 
 TOKENIZER = build_tokenizer()
 
@@ -139,7 +139,7 @@ class Fussy(Sampler):
 
     token: int
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: SamplerState) -> tuple[Decision, SamplerState]:
         if bool((view.proposal == self.token).any()):
             raise RuntimeError(f"Token {self.token} is not to my taste.")
         return Decision(commit=view.eligible), state

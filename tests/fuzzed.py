@@ -137,8 +137,7 @@ def answered(answers: Iterable[Ended], watch: Watch) -> dict[int, Found]:
     listed = list(answers)
     assert not any(answer.error for answer in listed), [answer.error for answer in listed]
     return {
-        answer.request: _found(answer.output, 0, watch.steps.get(answer.request))
-        for answer in listed
+        answer.index: _found(answer.output, 0, watch.steps.get(answer.index)) for answer in listed
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dllm_decode import caches
-from samplers import ALL_SAMPLERS, Fact, Learn2PD, Sampler, State, View, parse
+from samplers import ALL_SAMPLERS, Fact, Learn2PD, Sampler, SamplerState, View, parse
 from samplers.testing import view_with
 
 _SETTINGS: tuple[Sampler, ...] = tuple(map(parse, (
@@ -183,7 +183,7 @@ def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
     return view
 
 
-def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
+def committed(sampler: Sampler, view: View, state: SamplerState = None) -> list[list[int]]:
     """Returns the positions of each row that a sampler commits in one step."""
     state = sampler.init(view) if state is None else state
     decision, _ = sampler.step(view, state)

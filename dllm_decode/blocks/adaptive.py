@@ -110,7 +110,7 @@ class AdaptiveBlocks(BlockSchedule):
         widest = max(usual, min(start + num_seen, end))
         note = _New(usual, num_seen)
         block, phase = (start, widest), (row.first, end)
-        return Opening(start, widest, block, phase=phase, turn=(start,), note=note)
+        return Opening(start, widest, block, phase=phase, cache_period=(start,), note=note)
 
     def narrowed(
         self, view: View, openings: Sequence[Opening], state: Int[Tensor, " B"] | None

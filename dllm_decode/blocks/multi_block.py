@@ -103,7 +103,7 @@ class MultiBlock(BlockSchedule):
         region = (blocks[open_blocks[0]][0], blocks[open_blocks[-1]][1])
         # If only one block has open masks, the sampler commits one of them anyway.
         note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), size)
-        return Opening(*region, block=region, phase=(first, end), turn=region, note=note)
+        return Opening(*region, block=region, phase=(first, end), cache_period=region, note=note)
 
     def with_commits(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
         if not any(opening.note.due for opening in openings):

@@ -77,7 +77,9 @@ class SlidingWindow(BlockSchedule):
             if done - refreshed >= self.masks:
                 refreshed = done
             window, answer = (start, stop), (row.first, row.end)
-            return Opening(start, stop, window, phase=answer, turn=(refreshed,), note=refreshed)
+            return Opening(
+                start, stop, window, phase=answer, cache_period=(refreshed,), note=refreshed
+            )
         block = block_of(row, block_length)
         stop = self._stop(unsettled, start, block[1])
         if shift and start == block[0]:

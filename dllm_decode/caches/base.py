@@ -23,7 +23,8 @@ class CacheQuery(NamedTuple):
     Columns count from the row's own first token.
 
     Attributes:
-        row: How far the row has come. `row.turn_forwards` and `row.nfe` do not count this forward.
+        row: How far the row has come. `row.period_forwards` and `row.nfe` do not count this
+            forward.
         end: First column that this forward cannot see: `row.end`, or the end of the open block on a
             block-causal model.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
@@ -80,7 +81,7 @@ class CachePolicy(PlugIn, ABC):
         return type(self).numbers is not CachePolicy.numbers
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"] | None:
-        """Returns the integers that `recompute` reads for each row in the next round.
+        """Returns the integers that `columns_to_compute` reads for each row in the next round.
 
         Called after each round if `reads_history`. The host reads the numbers together with
         everything else that it reads once a round.
@@ -97,7 +98,7 @@ class CachePolicy(PlugIn, ABC):
         return ()
 
     @abstractmethod
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         """Returns the columns to compute, as ranges in ascending order.
 
         Every column that predicts an open position is among them. Columns that the row has never
@@ -114,7 +115,7 @@ class NoCache(CachePolicy):
     def gives(self) -> frozenset[Fact]:
         return RECOMPUTED | {Fact.EVERY_COLUMN, Fact.EXACT_REPLAY}
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         return columns((0, query.end))
 
 

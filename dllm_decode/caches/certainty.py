@@ -80,7 +80,7 @@ class CertaintyCache(CachePolicy):
         # Rounded, so that densities that differ only by the order of a sum become equal.
         return density[:, 0].float()
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         ranks = query.row.numbers.cache
         if not ranks:
             return columns((0, query.end))

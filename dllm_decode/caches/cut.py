@@ -51,8 +51,8 @@ class CutAtEos(Hiding):
         end = max(numbers[-1], query.row.opening.phase[1]) if numbers else query.end
         return columns((min(end, query.end), query.end))
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         numbers = query.row.numbers
         inner_numbers = numbers._replace(cache=numbers.cache[:-1])
         row = query.row._replace(numbers=inner_numbers)
-        return without(self.inner.recompute(query._replace(row=row)), self.hidden(query))
+        return without(self.inner.columns_to_compute(query._replace(row=row)), self.hidden(query))

@@ -46,9 +46,9 @@ class DelayedCache(CachePolicy):
         """Returns 1 for a column that is masked, was when last computed, or was never computed."""
         return history.pending(canvas).long()
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         row, numbers = query.row, query.row.numbers.cache
-        if not numbers or self._computes_all(row.turn_forwards):
+        if not numbers or self._computes_all(row.period_forwards):
             return columns((0, query.end))
         fresh = {column for column in range(row.end) if numbers[column]}
         if query.shift:

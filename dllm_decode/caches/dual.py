@@ -37,8 +37,8 @@ class DualCache(CachePolicy):
         facts = frozenset({Fact.LOGITS_OF_COMMITTED, Fact.BEGINS_BLOCKS_ANEW})
         return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
-    def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.row.turn_forwards, self.refresh_every):
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
+        if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
         start = max(0, query.needed - self.before)
         return columns((start, min(query.end, query.block[1] + self.after)))

@@ -66,7 +66,7 @@ class EntropyCache(CachePolicy):
         latest = since.masked_fill(~is_written, -1).topk(min(self.last_k, canvas.width), -1).indices
         return is_new | (torch.zeros_like(is_new).scatter(1, latest, True) & is_written)
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         numbers = query.row.numbers.cache
         if not numbers or numbers[0]:
             return columns((0, query.end))

@@ -26,5 +26,5 @@ class FreeCache(CachePolicy):
     def gives(self) -> frozenset[Fact]:
         return RECOMPUTED | {Fact.EXACT_REPLAY}
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         return columns((query.unfrozen, query.end))

@@ -39,5 +39,5 @@ class Hiding(CachePolicy):
     def hidden(self, query: CacheQuery) -> Columns:
         """Returns columns that this forward neither computes nor attends to: none or one range."""
 
-    def recompute(self, query: CacheQuery) -> Columns:
-        return without(self.inner.recompute(query), self.hidden(query))
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
+        return without(self.inner.columns_to_compute(query), self.hidden(query))

@@ -54,7 +54,7 @@ class PipelineCache(CachePolicy):
         num_frozen = (frozen_at < now[:, None]).sum(-1, keepdim=True)
         return torch.cat([num_frozen, frozen_at.gather(1, num_frozen)], -1)
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         row, now = query.row, query.row.nfe + 1
         num_frozen, next_at = row.numbers.cache or (0, now)
         computes_all = num_frozen == 0 or now < next_at < _NEVER // 2

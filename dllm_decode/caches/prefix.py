@@ -35,7 +35,7 @@ class PrefixCache(CachePolicy):
         facts = RECOMPUTED | {Fact.BEGINS_BLOCKS_ANEW}
         return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
-    def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.row.turn_forwards, self.refresh_every):
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
+        if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
         return columns((query.needed, query.end))

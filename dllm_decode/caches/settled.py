@@ -40,7 +40,7 @@ class SettledCache(CachePolicy):
         clean = history.clean_forwards.masked_fill(canvas.tokens == canvas.mask_id, 0)
         return (clean >= self.delay).long().cumprod(-1).sum(-1, keepdim=True)
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         num_settled = (query.row.numbers.cache or (0,))[0]
         # The column that predicts the first mask is computed too.
         first = min(num_settled - query.shift, query.block[1] - 1)

@@ -19,8 +19,8 @@ class SubBlockCache(CachePolicy):
     https://arxiv.org/abs/2509.26328, hierarchical caching; `use_block_cache` of the authors' code.
     """
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         row, opening = query.row, query.row.opening
-        if row.turn_forwards > 0 and row.first_unsettled > opening.start:
+        if row.period_forwards > 0 and row.first_unsettled > opening.start:
             return columns(opening.bounds)
         return columns((query.unfrozen, query.end))

@@ -13,12 +13,12 @@ def run(options: Namespace) -> int:
     import torch
 
     from dllm_decode.models import save_model
-    from dllm_decode.models.masked_transformer import own_network
+    from dllm_decode.models.masked_transformer import require_own_network
     from dllm_decode.settings.models import load
 
     loaded = load(options.model, revision=options.revision, needs_tokenizer=False)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    save_model(own_network(loaded.model), options.folder, dtype=dtype)
+    save_model(require_own_network(loaded.model), options.folder, dtype=dtype)
     sys.stdout.write(
         f"{options.folder} holds {options.model}, in {options.dtype or loaded.dtype}.\n"
     )

@@ -250,7 +250,7 @@ def _decode(
     display = AnswerProgress(len(left)) if progress else nullcontext()
     with display as bar:
         for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
-            line, request, key = left[ended.request]
+            line, request, key = left[ended.index]
             answer = answer_of(tokenizer, request, ended.output, 0, line.stop_strings)
             written = OutputLine(line=request.index + 1, id=line.id, key=key, **answer.to_dict())
             append_text(file, f"{msgspec.json.encode(written).decode()}\n")

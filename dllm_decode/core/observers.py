@@ -66,12 +66,13 @@ class StepEvent:
         `None`: no row has a constraint. It is computed on first use.
         """
         view, columns = self.view, self.columns
-        if view.proposed is None:
+        if view.forced_tokens is None:
             return None
         before, after, filled = (
             part.gather(1, columns) for part in (self.before.tokens, self.after.tokens, self.filled)
         )
-        is_forced = (view.proposed == after) & (after != replace(view, proposed=None).proposal)
+        own_choice = replace(view, forced_tokens=None).proposal
+        is_forced = (view.forced_tokens == after) & (after != own_choice)
         is_forced &= (before != after) & ~filled & view.in_answer
         # Columns of the view after the canvas' last column are clamped to that column.
         zeros = torch.zeros_like(self.filled, dtype=torch.int)
@@ -92,9 +93,9 @@ class Revision(NamedTuple):
     Attributes:
         position: Answer position.
         token: The token that was taken back.
-        committed: Round of its commit; -1: a block of a uniform-state model began with it.
+        committed: Step of its commit; -1: a block of a uniform-state model began with it.
         confidence: As in `Trace`.
-        removed: Round in which it was re-masked or replaced.
+        removed: Step in which it was re-masked or replaced.
     """
 
     position: int
@@ -120,24 +121,24 @@ class _OfOneDecode:
 
 
 class Trace(_OfOneDecode):
-    """Records at which round each answer position was committed, and how confidently.
+    """Records at which step each answer position was committed, and how confidently.
 
     Pass it in `observers`; one trace serves one call of `decode` or `decode_many`. Positions are
     those of `DecodeOutput.tokens`: from the first of the row's own answer, `gen_length` of them.
 
     Attributes:
-        steps: By the prompt's index the round of each answer position's last commit, from 0; -1
+        steps: By the prompt's index the step of each answer position's last commit, from 0; -1
             for tokens that were given or filled in after an EOS.
-        confidences: Temperature-1 probability of the token at that round; NaN where `steps` is -1.
-        revisions: By the prompt's index the commits that later rounds took back, in their order.
-        rounds: Rounds so far, of each prompt's row.
+        confidences: Temperature-1 probability of the token at that step; NaN where `steps` is -1.
+        revisions: By the prompt's index the commits that later steps took back, in their order.
+        num_steps: By the prompt's index the steps that its row has taken.
     """
 
     def __init__(self) -> None:
         self.steps: dict[int, Int[Tensor, " G"]] = {}
         self.confidences: dict[int, Float[Tensor, " G"]] = {}
         self.revisions: dict[int, list[Revision]] = {}
-        self.rounds: dict[int, int] = {}
+        self.num_steps: dict[int, int] = {}
         super().__init__()
 
     def __call__(self, event: StepEvent) -> None:
@@ -160,7 +161,7 @@ class Trace(_OfOneDecode):
             steps = self.steps.setdefault(request, torch.full((length,), -1))
             confidences = self.confidences.setdefault(request, torch.full((length,), torch.nan))
             revisions = self.revisions.setdefault(request, [])
-            now = self.rounds.get(request, 0)
+            now = self.num_steps.get(request, 0)
             for at in removed[index].nonzero().flatten().tolist():
                 position, token = int(positions[index, at]), int(before[index, at])
                 confidence = float(confidences[position])
@@ -169,7 +170,7 @@ class Trace(_OfOneDecode):
             where = committed[index].nonzero().flatten()
             steps[positions[index, where]] = now
             confidences[positions[index, where]] = probability[index, where]
-            self.rounds[request] = now + 1
+            self.num_steps[request] = now + 1
 
 
 class Gain(NamedTuple):

@@ -21,8 +21,8 @@ class DecodeOutput:
             row stopped hold an EOS.
         unsettled: True at positions that were still masked. A row that a stop rule has ended may
             have settled tokens after them.
-        nfe: Forwards that each row took part in.
-        query_positions: Columns computed for each row, summed over its forwards.
+        nfe: Calls of the model in each row's forwards: one a forward, two with guidance.
+        query_positions: Columns computed for each row, summed over these calls.
         forwards: Calls of the model for the whole batch.
         target_nfe: Forwards of a verifier's causal target that each row took part in.
         target_forwards: Calls of that target for the whole batch.

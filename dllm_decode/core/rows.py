@@ -92,7 +92,7 @@ class Opening(NamedTuple):
 
     The schedules open these columns ("block" stands for its bounds):
 
-                         start, stop    block        phase    turn
+                         start, stop    block        phase    cache_period
         Sequential       block          block        block    block
         SubBlocks        sub-block      block        block    block
         MultiBlock       open blocks    open blocks  answer   open blocks
@@ -107,7 +107,8 @@ class Opening(NamedTuple):
             of it.
         phase: The columns that the sampler's state lasts for: first, and first after it. The
             sampler's window begins with them; the state begins anew when they change.
-        turn: The cache policy counts the row's forwards from 0 when this changes.
+        cache_period: The period in which a cache policy counts the row's forwards: when this
+            changes, `Row.period_forwards` begins at 0 again.
         note: For the schedule's own `narrowed` and `with_commits`; the engine does not read it.
     """
 
@@ -115,7 +116,7 @@ class Opening(NamedTuple):
     stop: int
     block: tuple[int, int]
     phase: tuple[int, int]
-    turn: tuple[int, ...]
+    cache_period: tuple[int, ...]
     note: Any = None
 
     @property
@@ -162,13 +163,13 @@ class Row(NamedTuple):
         started_s: When the row joined, by `time.perf_counter`.
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
-        turn_forwards: Forwards since `Opening.turn` changed.
+        period_forwards: Forwards since `Opening.cache_period` changed; a cache policy counts them.
         last_needed: First column that the last forward needed; `None` before the first forward.
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.
-        nfe: Forwards of the row.
-        query_positions: Columns computed for the row, summed over its forwards.
+        nfe: Calls of the model in the row's forwards: one a forward, two with guidance.
+        query_positions: Columns computed for the row, summed over these calls.
         target_nfe: Forwards of a verifier's target.
         numbers: The numbers that were read after the last round.
         error: The rule that was broken in this row, which ends it; empty: none.
@@ -181,7 +182,7 @@ class Row(NamedTuple):
     started_s: float = 0.0
     opening: Opening = CLOSED
     is_fresh: bool = True
-    turn_forwards: int = 0
+    period_forwards: int = 0
     last_needed: int | None = None
     computed: Columns = ()
     steps: int = 0

@@ -19,7 +19,7 @@ from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from samplers.calls import require_decision
 from samplers.checks import shown
-from samplers.state import check_state
+from samplers.state import require_state
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
@@ -107,7 +107,7 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
-    check_state(state.verifier, total, owner=owner)
+    require_state(state.verifier, total, owner=owner)
     return state, look
 
 
@@ -135,8 +135,8 @@ def require_columns(decoder: Decoder, chosen: object, end: int, duty: str) -> No
         )
     if not decoder.sight.with_kv_cache and chosen != (range(end),):
         raise RuntimeError(
-            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its recompute "
-            f"returned {chosen!r} alone."
+            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its "
+            f"columns_to_compute returned {chosen!r} alone."
         )
 
 

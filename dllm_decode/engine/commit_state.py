@@ -19,11 +19,11 @@ def log_probabilities(
     view: View, tokens: Int[Tensor, "B W"]
 ) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
     """Returns `logprobs` and `model_logprobs` of tokens, see `Commits`; 0 without logits."""
-    computed = view.computed
-    columns = computed.columns
+    summary = view.summary
+    columns = summary.columns
     computed_tokens = part_of(tokens, columns)
-    drawn = log_probability(computed.logits, computed_tokens, law_temperature(view.temperature))
-    in_model = log_probability(computed.model_logits, computed_tokens, 1.0)
+    drawn = log_probability(summary.logits, computed_tokens, law_temperature(view.temperature))
+    in_model = log_probability(summary.model_logits, computed_tokens, 1.0)
     if columns is None:
         return drawn, in_model
     # Nothing is committed where no logits were computed.

@@ -50,7 +50,7 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
     state = _note_unseen(decoder, state, call)
     state = note_not_finite(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    known = call.layout.merge_known()
+    known = call.layout.known()
     if known is None:
         return state, logits
     if pass_.branches is None:
@@ -88,9 +88,9 @@ def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
         if pass_.columns:
             chosen, duty = pass_.columns[n], "columns of Pass by {0.verifier!r} must be"
         else:
-            chosen = decoder.cache.recompute(query)
+            chosen = decoder.cache.columns_to_compute(query)
             hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
-            duty = "recompute of {0.cache!r} must return"
+            duty = "columns_to_compute of {0.cache!r} must return"
         require_columns(decoder, chosen, end, duty)
         if sight.with_kv_cache:
             # A slot holds nothing, and must not be read, until its column is computed.
@@ -143,7 +143,7 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     if packs:
         results = [unpack(logits, packed) for logits, packed in zip(results, packs, strict=True)]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
-    return state._replace(cost=cost), call.layout.merged(results)
+    return state._replace(cost=cost), call.layout.merge(results)
 
 
 def _count(decoder: Decoder, state: State, call: _Call) -> State:
@@ -162,7 +162,7 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
         )
         if n in writers:
             rows[n] = row._replace(
-                turn_forwards=row.turn_forwards + 1,
+                period_forwards=row.period_forwards + 1,
                 last_needed=plan.needed,
                 computed=union(row.computed, plan.columns),
             )

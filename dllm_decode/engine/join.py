@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +26,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         return state
     mask_id, now = decoder.model.mask_id, time.perf_counter()
     new = [Row.of(request, decoder.block_multiple, mask_id, now) for request in requests]
-    canvas = blank(decoder, new)
+    canvas = blank_canvas(decoder, new)
     numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
     lists = require_numbers(numbers, canvas, owner=decoder.blocks).tolist()
     new = [
@@ -59,7 +59,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     )
 
 
-def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
+def blank_canvas(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
     """Returns the canvas of rows before their first round."""
     return Canvas.blank(
         rows,
@@ -80,7 +80,7 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
         kv_cache = cache.kv_cache
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches
-            allocated = max(num_slots, cache.reserve)
+            allocated = max(num_slots, cache.reserved_slots)
             kv_cache = decoder.model.new_kv_cache(num_rows, allocated).first(num_slots)
         elif not state.rows:
             # None of its slots is in use; `widened` takes as many as the new rows need.
@@ -125,25 +125,26 @@ def leave(state: State, rows: Sequence[int]) -> State:
     )
 
 
-class Ended(NamedTuple):
+@dataclass(frozen=True)
+class Ended:
     """A request whose answer has ended.
 
     Attributes:
-        request: Index of the request.
+        index: Number of the request, see `Request.index`.
         output: The answer and its cost: one row; the answer is not complete if there is an error.
         forwards: Calls of the mask predictor up to now, of the whole decode.
         target_forwards: Calls of a verifier's target up to now, of the whole decode.
         error: The rule that a plug-in or the model broke in this row; empty: none.
     """
 
-    request: int
+    index: int
     output: DecodeOutput
     forwards: int
     target_forwards: int
     error: str = ""
 
 
-def ended_at_once(state: State, num_joined: int) -> list[int]:
+def rows_answered_by_template(state: State, num_joined: int) -> list[int]:
     """Returns those of the last `num_joined` rows that are answered by their template.
 
     Such a template leaves nothing open, or has an EOS before its first open position.

@@ -147,11 +147,11 @@ class Layout(NamedTuple):
             groups.append(_group(sight, plans, window, members, parts[-1]))
         return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
 
-    def merged(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
+    def merge(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
         """Joins the results of the groups, in the order of the branches."""
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))[self.order]
 
-    def merge_known(self) -> Bool[Tensor, "N W"] | None:
+    def known(self) -> Bool[Tensor, "N W"] | None:
         """Returns where a computed column predicts the window; `None`: everywhere."""
         if all(group.known is None for group in self.groups):
             return None
@@ -159,7 +159,7 @@ class Layout(NamedTuple):
         for group in self.groups:
             all_true = torch.ones_like(group.predictors, dtype=torch.bool)
             parts.append(all_true if group.known is None else group.known)
-        return self.merged(parts)
+        return self.merge(parts)
 
 
 def _group(

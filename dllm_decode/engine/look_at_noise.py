@@ -19,7 +19,7 @@ def look_at_noise(decoder: Decoder, state: State) -> tuple[State, Look]:
     fresh = [row.is_fresh for row in state.rows]
     if any(fresh):
         state = with_noise(decoder, state)
-    edit = keep_inputs if all(fresh) else _believing(decoder, state, fresh)
+    edit = keep_inputs if all(fresh) else _belief_edit(decoder, state, fresh)
     return look(decoder, state, edit=edit)
 
 
@@ -37,7 +37,7 @@ def with_noise(decoder: Decoder, state: State) -> State:
     return state._replace(canvas=replace(canvas, tokens=tokens))
 
 
-def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit:
+def _belief_edit(decoder: Decoder, state: State, fresh: list[bool]) -> Edit:
     """Returns the edit that gives the model the logits of the last step; -inf in fresh rows."""
     belief = decoder.sampler.belief(state.sampler)
     if belief is None:

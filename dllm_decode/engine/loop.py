@@ -26,7 +26,14 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
+from dllm_decode.engine.join import (
+    Ended,
+    blank_canvas,
+    join,
+    leave,
+    outputs_of,
+    rows_answered_by_template,
+)
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
     Constraining,
@@ -104,7 +111,8 @@ def decode(
         raise ValueError("decode needs at least one prompt, got none.")
     require_one_each(len(prompt_ids), templates=templates, constraint=constraint)
     requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
-    return gathered(raise_errors(run(decoder, RequestQueue(requests), len(prompt_ids), observers)))
+    answers = run(decoder, RequestQueue(requests), len(prompt_ids), observers)
+    return gather_outputs(raise_errors(answers))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -168,7 +176,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop, constraint=constraint, seeds=seeds)
-    return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
+    answers = run(decoder, RequestQueue(requests), num_rows, observers)
+    return _outputs_in_order(raise_errors(answers))
 
 
 def new_decoder(
@@ -214,7 +223,7 @@ def rounds(
     num_rows: int,
     observers: Sequence[Observer] = (),
     *,
-    reserve: int = 0,
+    reserved_slots: int = 0,
 ) -> Iterator[list[Ended]]:
     """Answers requests, at most `num_rows` at a time; yields after each round the ended answers.
 
@@ -228,13 +237,14 @@ def rounds(
         queue: The requests.
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
-        reserve: Length of the longest row to come, prompt included: keys and values are allocated
-            for this many tokens at once. With 0 they are copied whenever a longer row joins.
+        reserved_slots: Length of the longest row to come, prompt included: keys and values are
+            allocated for this many tokens at once. With 0 they are copied whenever a longer row
+            joins.
     """
     require_integer("num_rows", num_rows, least=1)
     require_observers(observers)
     with torch.inference_mode():
-        state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
+        state = State.empty(num_rows, blank_canvas(decoder, ()), next(_DECODES), reserved_slots)
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)
@@ -244,12 +254,12 @@ def rounds(
         with torch.inference_mode():
             state = leave(state, cancelled_rows)
             state = join(decoder, state, taken)
-            state, answers = _ended(state, ended_at_once(state, len(taken)))
+            state, answers = _remove_ended(state, rows_answered_by_template(state, len(taken)))
             if not state.rows and not taken:
                 return
             if state.rows:
                 state, done = one_round(decoder, state, observers)
-                state, more = _ended(state, done)
+                state, more = _remove_ended(state, done)
                 answers += more
         yield answers
 
@@ -263,16 +273,16 @@ def require_observers(observers: object) -> None:
         )
 
 
-def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
-    """Returns the state without the rows that have ended, and their answers."""
+def _remove_ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
+    """Removes rows that have ended; returns the state without them, and their answers."""
     return leave(state, rows), outputs_of(state, rows)
 
 
-def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
+def _outputs_in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:
-        held[answer.request] = answer.output
+        held[answer.index] = answer.output
         while first in held:
             yield held.pop(first)
             first += 1
@@ -286,14 +296,14 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
     """
     for answer in answers:
         if answer.error:
-            raise RuntimeError(f"{answer.error} (request {answer.request})")
+            raise RuntimeError(f"{answer.error} (request {answer.index})")
         yield answer
 
 
-def gathered(answers: Iterator[Ended]) -> DecodeOutput:
-    """Returns all answers as one output, in the order of the requests."""
+def gather_outputs(answers: Iterator[Ended]) -> DecodeOutput:
+    """Gathers all answers in one output, in the order of the requests."""
     started = time.perf_counter()
-    ordered = sorted(answers, key=lambda answer: answer.request)
+    ordered = sorted(answers, key=lambda answer: answer.index)
     return join_outputs(
         [answer.output for answer in ordered],
         forwards=max(answer.forwards for answer in ordered),

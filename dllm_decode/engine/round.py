@@ -53,10 +53,10 @@ def one_round(
         state = state._replace(constraints=state.constraints.read_settled(state.rows, state.canvas))
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     stepping = seen.stepping(state)
-    stepping_rows, seen, decision = decide(decoder, state.take(stepping), seen)
-    before = stepping_rows.canvas
-    stepping_rows, moved = settle(decoder, stepping_rows, seen, decision)
-    state, done = advance(decoder, state.put(stepping, stepping_rows), seen, stepping)
+    part, seen, decision = decide(decoder, state.take(stepping), seen)
+    before = part.canvas
+    part, moved = settle(decoder, part, seen, decision)
+    state, done = advance(decoder, state.put(stepping, part), seen, stepping)
     if observers:
         event = _event(decoder, before, moved, state, seen, stepping, done)
         for observer in observers:
@@ -93,7 +93,7 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
         require_max_steps(sampler.max_steps(masks), owner=sampler)
         limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
-    return row._replace(turn_forwards=0) if opening.turn != previous.turn else row
+    return row._replace(period_forwards=0) if opening.cache_period != previous.cache_period else row
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:
@@ -151,7 +151,7 @@ def advance(
         if row.error or is_full or (row.config.stop_at_eos and readings.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
-    return state, sorted({*done, *_stopped(decoder, state, stepping)})
+    return state, sorted({*done, *_rows_that_stop(decoder, state, stepping)})
 
 
 class _Readings(NamedTuple):
@@ -245,7 +245,7 @@ def _error(
     return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 
 
-def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
+def _rows_that_stop(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
     """Returns the rows that their stop rule ends; the host reads tokens only if a rule needs them.
 
     Rows without a step are not asked, because given tokens could end them before their first step.

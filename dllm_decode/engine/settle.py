@@ -67,7 +67,7 @@ def moves_of(
         decision: The sampler's decision.
     """
     allowed = view.eligible if decoder.sees_block_only else view.eligible | view.masked
-    tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
+    tokens = view.proposal if decision.tokens is None else view.tokens_to_write(decision.tokens)
     if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
         # A constraint decides the tokens of a canvas only when the canvas is settled.
         tokens = torch.where(decision.settle, tokens, decision.tokens)
@@ -90,9 +90,9 @@ def _check(
     culprit: Sampler | Verifier,
 ) -> State:
     """Returns the state with a breach for each part of a decision that breaks a rule."""
-    if seen.view.proposed is not None:
-        # Where no path was found, [MASK] is proposed.
-        no_path = seen.view.proposed == state.canvas.mask_id
+    if seen.view.forced_tokens is not None:
+        # Where no path was found, [MASK] is forced.
+        no_path = seen.view.forced_tokens == state.canvas.mask_id
         duty = "leave an answer that agrees with the settled tokens"
         state = state.with_breach(no_path, "The constraint", duty)
     where = "eligible" if decoder.sees_block_only else "masked"

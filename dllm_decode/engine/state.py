@@ -30,14 +30,14 @@ class CacheState(NamedTuple):
             `capacity`; `None` without a cache.
         num_slots: Slots for a row's own columns; the cache may have further slots, for drafts.
         history: When each column was computed; `None` unless the policy reads it.
-        reserve: Slots of a row that are allocated at once, so that longer rows need no copy.
+        reserved_slots: Slots of a row that are allocated at once, so that longer rows need no copy.
     """
 
     capacity: int = 0
     kv_cache: KVCache | None = None
     num_slots: int = 0
     history: History | None = None
-    reserve: int = 0
+    reserved_slots: int = 0
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -126,16 +126,16 @@ class State(NamedTuple):
     decode: int = 0
 
     @staticmethod
-    def empty(capacity: int, canvas: Canvas, decode: int = 0, reserve: int = 0) -> "State":
+    def empty(capacity: int, canvas: Canvas, decode: int = 0, reserved_slots: int = 0) -> "State":
         """Returns the state without rows, for at most `capacity` of them.
 
         Args:
             capacity: Rows, at most.
             canvas: A canvas without rows.
             decode: As the attribute.
-            reserve: As in `CacheState`.
+            reserved_slots: As in `CacheState`.
         """
-        device, cache = canvas.tokens.device, CacheState(capacity, reserve=reserve)
+        device, cache = canvas.tokens.device, CacheState(capacity, reserved_slots=reserved_slots)
         no_keys = torch.zeros(0, dtype=torch.long, device=device)
         return State((), canvas, no_keys, Cost.none(device), cache, decode=decode)
 

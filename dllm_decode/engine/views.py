@@ -46,7 +46,7 @@ def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[S
 
 def _narrow(state: State, window: Window) -> Window:
     """Returns the window with only those columns open that the last forward predicted."""
-    predicted = None if state.layout is None else state.layout.merge_known()
+    predicted = None if state.layout is None else state.layout.known()
     if predicted is None:
         return window
     return replace(window, open=predicted & window.open)
@@ -94,15 +94,15 @@ def view_of(
     device = state.device
     starts = [start - row.prompt_length for row, start in zip(rows, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in rows]
-    size = _shared(sizes, device)
+    size = _one_or_each(sizes, device)
     offsets = [row.opening.start - start for row, start in zip(rows, window.starts, strict=True)]
     view = View(
         tokens=window.part(canvas.tokens),
-        computed=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
+        summary=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
-        start=_shared(starts, device),
-        gen_length=_shared([row.config.gen_length for row in rows], device),
+        start=_one_or_each(starts, device),
+        gen_length=_one_or_each([row.config.gen_length for row in rows], device),
         num_committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
@@ -181,6 +181,6 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
     return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 
-def _shared(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:
+def _one_or_each(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:
     """Returns the number that all rows share, or each row's number."""
     return values[0] if len(set(values)) == 1 else send(values, device)

@@ -189,7 +189,7 @@ def require_one_way(*, compiled: bool, graphs: bool) -> None:
         )
 
 
-def own_network(model: MaskPredictor) -> MaskedTransformer:
+def require_own_network(model: MaskPredictor) -> MaskedTransformer:
     """Returns a model; ValueError if it is no network of this package."""
     if not isinstance(model, MaskedTransformer):
         raise ValueError(

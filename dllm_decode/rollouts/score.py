@@ -15,7 +15,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of
-from dllm_decode.models.masked_transformer import attention_on, own_network
+from dllm_decode.models.masked_transformer import attention_on, require_own_network
 from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_steps
 from dllm_decode.rollouts.record import Rollout, Write
 from dllm_decode.rollouts.rows import ScoredRow, rows_of
@@ -100,7 +100,7 @@ def score(
             rollouts are of another model, or an argument is out of its range.
     """
     require_model(model)
-    network = own_network(model)
+    network = require_own_network(model)
     _require(network, rollouts, law)
     require_steps(steps, len(rollouts))
     require_integer("shrink", shrink, least=1)

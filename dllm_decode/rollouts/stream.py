@@ -176,7 +176,7 @@ def _on_one_version(
     for answers in rounds(decoder, RequestQueue(taken()), num_rows, [recorder]):
         finished = []
         for ended in raise_errors(iter(answers)):
-            request = running.pop(ended.request)
+            request = running.pop(ended.index)
             rollout = recorder.rollout(decoder, request, ended.output, version)
             finished.append(RolledOut(request, rollout, ended.output))
         if finished:

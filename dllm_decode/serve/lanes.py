@@ -16,7 +16,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.new_weights import replace_weights, version_of
-from dllm_decode.models.masked_transformer import own_network
+from dllm_decode.models.masked_transformer import require_own_network
 from dllm_decode.serve.jobs import CanvasShown, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 
@@ -153,7 +153,7 @@ class Lane:
             self._limits.length_for(self.decoder.model.max_length) + self.decoder.block_multiple
         )
         self._rounds = rounds(
-            self.decoder, self._queue, self._limits.num_rows, [self._watch], reserve=longest
+            self.decoder, self._queue, self._limits.num_rows, [self._watch], reserved_slots=longest
         )
 
     def _watch(self, event: StepEvent) -> None:
@@ -167,7 +167,7 @@ class Lane:
         self._events += _updates_of(event, jobs)
 
     def _finish(self, answer: Ended) -> None:
-        job = self._running.pop(answer.request, None)
+        job = self._running.pop(answer.index, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:
@@ -288,7 +288,7 @@ class LaneRunner:
             return
         if change.version.set_running_or_notify_cancel():
             try:
-                model = own_network(next(iter(self.lanes.values())).decoder.model)
+                model = require_own_network(next(iter(self.lanes.values())).decoder.model)
                 replace_weights(model, change.folder)
                 version = version_of(model)
             # The server must outlive any fault, such as no memory for a second model.

@@ -56,6 +56,6 @@ def _answer(
             decoder.request(plain[drawn].tolist(), number, gen_length=gen_length, noise_index=0)
         )
     # Keys and values as the server's own decodes have them, or the graphs would be dropped.
-    reserve = limits.length_for(model.max_length) + decoder.block_multiple
-    for _ in rounds(decoder, RequestQueue(requests), limits.num_rows, reserve=reserve):
+    longest = limits.length_for(model.max_length) + decoder.block_multiple
+    for _ in rounds(decoder, RequestQueue(requests), limits.num_rows, reserved_slots=longest):
         pass

@@ -19,7 +19,7 @@ from dllm_decode.core.prompts import Array, Prompt
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.join import Ended
-from dllm_decode.engine.loop import gathered, raise_errors, require_observers, run
+from dllm_decode.engine.loop import gather_outputs, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import require_seeds
 from dllm_decode.engine.verifier import Verifier
@@ -146,7 +146,7 @@ def generate(
     with _progress(len(requests)) if progress else nullcontext() as bar:
         watching = [observer for observer in (*observers, stream, bar) if observer is not None]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_pad_answers(ended, config.gen_length))
+        decoded = gather_outputs(_pad_answers(ended, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -176,7 +176,7 @@ def _pad_answers(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
                 unsettled=pad(output.unsettled, (0, missing), value=True),
                 commits=None if output.commits is None else output.commits.padded(missing),
             )
-        yield answer._replace(output=output)
+        yield replace(answer, output=output)
 
 
 def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:

@@ -15,7 +15,7 @@ from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.export import files_of_model
 from dllm_decode.models.loading.json_files import read_json, write_sorted_json
 from dllm_decode.models.loading.weights import write_weights
-from dllm_decode.models.masked_transformer import own_network
+from dllm_decode.models.masked_transformer import require_own_network
 
 _BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 _WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -48,7 +48,7 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
         return
     base, base_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
     assert base_tokenizer is not None
-    source, source_words = own_network(base).transformer.parts(), base_tokenizer.get_vocab()
+    source, source_words = require_own_network(base).transformer.parts(), base_tokenizer.get_vocab()
     copy_by_words(model.transformer.parts(), words, source, source_words)
 
 

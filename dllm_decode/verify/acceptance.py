@@ -15,8 +15,8 @@ from samplers.logits.statistics import (
     draw,
     gather,
     law_temperature,
-    leading,
     log_probability,
+    num_leading,
 )
 from samplers.view import View
 
@@ -66,7 +66,7 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
     for span in _spans(logits.shape[1]):
         written[:, span] = beginning.written(logits[:, span], span.start)
         # The tokens up to the first that the target would not have written.
-        accepted = leading((draft.tokens == written[:, :-1]) & _is_drafted(draft))
+        accepted = num_leading((draft.tokens == written[:, :-1]) & _is_drafted(draft))
         if (accepted < span.stop).all():
             break
     return Verdict(written, accepted)
@@ -142,7 +142,7 @@ def accept_by_ratio(
         if not passes[:, : span.stop].all(-1).any():
             break
     shares = torch.ones_like(limits[:, 0])
-    return _replaced(draft, logs, keys, leading(passes), shares=shares, temperature=temperature)
+    return _replaced(draft, logs, keys, num_leading(passes), shares=shares, temperature=temperature)
 
 
 def accept_within(draft: Draft, law: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]) -> Verdict:

@@ -79,11 +79,11 @@ class AnySubsetVerify(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         to_draft = _to_draft(state, self.draft_tokens)
         window, places = to_draft.window, to_draft.places
-        pass_ = Pass(window, places, edit=_in_order(state.canvas.given))
+        pass_ = Pass(window, places, edit=_left_to_right_edit(state.canvas.given))
         state, q = forward(decoder, state, pass_)
         view = view_of(decoder, state, window, q, asked=places)
         draft = Draft(view.proposal.gather(1, places), to_draft.counts, _exact_law(view, q))
-        state, p = _judged(decoder, state, to_draft, view, q)
+        state, p = _judge(decoder, state, to_draft, view, q)
         view = view_of(decoder, state, window, p, asked=places)
         positions = view.positions.gather(1, places)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
@@ -132,7 +132,7 @@ def _to_draft(state: State, num_tokens: int) -> _ToDraft:
     return _ToDraft(window, drafted, order[:, : max(row_counts)], counts, rows)
 
 
-def _judged(
+def _judge(
     decoder: Decoder, state: State, to_draft: _ToDraft, view: View, q: Float[Tensor, "B K V"]
 ) -> tuple[State, Float[Tensor, "B K V"]]:
     """Returns the logits of each draft after the drafts before it; for the first draft, q's."""
@@ -142,7 +142,8 @@ def _judged(
     index = send(rows, state.device)
     tokens = window.put(canvas.tokens, to_draft.drafted, view.proposal)
     branches = Branches(tokens[index], rows, (0,) * len(rows))
-    pass_ = Pass(window, to_draft.places[index, 1:], branches, edit=_in_order(canvas.given[index]))
+    edit = _left_to_right_edit(canvas.given[index])
+    pass_ = Pass(window, to_draft.places[index, 1:], branches, edit=edit)
     state, judged = forward(decoder, state, pass_)
     p = q.clone()
     p[index, 1:] = judged
@@ -156,7 +157,7 @@ def _exact_law(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K
     return certain_where(log_law(view, logits), is_greedy, most_likely(logits))
 
 
-def _in_order(given: Bool[Tensor, "N L"]) -> Edit:
+def _left_to_right_edit(given: Bool[Tensor, "N L"]) -> Edit:
     """Returns an edit: open columns see given columns and the open columns before them.
 
     Given columns see only given columns, even after other columns are settled.

@@ -20,7 +20,7 @@ from dllm_decode.verify.target_round import (
     decision_of,
 )
 from samplers.checks import Probability, Share, count_from
-from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
+from samplers.logits.statistics import gather, most_likely, num_larger, num_leading, probability
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Guided(TargetVerifier):
         to_read = draft._replace(counts=counts - 1)
         state, judged = ask_target(decoder, state, self.target, beginning, to_read, past)
         passed = self._passes(draft, judged) & proposed
-        no_eos = leading(~state.canvas.is_eos(draft.tokens)) + 1
-        accepted = torch.minimum(leading(passed), no_eos)
+        no_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
+        accepted = torch.minimum(num_leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
         seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))

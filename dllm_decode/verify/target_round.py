@@ -140,11 +140,11 @@ def ask_drafter(
     window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
     # Caches begin anew with the first look of each draft, because the target may have written any
     # token. Later looks continue it.
-    turn_forwards = 0 if drafts is None else 1
+    period_forwards = 0 if drafts is None else 1
     lengths = [width] * len(state.rows) if lengths is None else lengths
     rows = [
         row.with_block(row.first_unsettled, min(row.first_unsettled + length, row.end))._replace(
-            turn_forwards=turn_forwards
+            period_forwards=period_forwards
         )
         for row, length in zip(state.rows, lengths, strict=True)
     ]

@@ -14,7 +14,7 @@ from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, TokenDis
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES, checked_scores
-from samplers.logits.noise import wrapped
+from samplers.logits.noise import wrap_seed
 
 NUM_TOKENS = 4
 
@@ -56,7 +56,7 @@ def decode_and_score(
             recorded_trace = record_of_trace(trace, runners_up, row, lead)
             start = result_start(tokens, run.marker)
             decided = since.decided(row, range(start, len(tokens)))
-            recorded_trace["decided"] = decided, trace.rounds[row]
+            recorded_trace["decided"] = decided, trace.num_steps[row]
             pieces = {
                 str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(result, recorded_trace))
             }
@@ -84,7 +84,7 @@ def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> AnswerCost
 
 def batch_seed(seed: int, number: int) -> int:
     """Returns the seed of a batch, so far from others that no two rows of a run share noise."""
-    return wrapped(seed + _BATCH_STRIDE * number)
+    return wrap_seed(seed + _BATCH_STRIDE * number)
 
 
 def error_text(error: BaseException) -> str:

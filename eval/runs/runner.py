@@ -17,7 +17,7 @@ from eval.runs.settings import Run, RunSettings
 from eval.runs.task_addresses import Selection
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES
-from samplers.logits.noise import wrapped
+from samplers.logits.noise import wrap_seed
 
 # Examples of a batch that failed are decoded alone, with seeds this far apart.
 _ROW_STRIDE = 1 << 20
@@ -111,7 +111,7 @@ class Worker:
                     record
                     for i, example in enumerate(examples, start=1)
                     for record in self._decode_batch(
-                        [example], wrapped(seed + i * _ROW_STRIDE), warm_up=warm_up
+                        [example], wrap_seed(seed + i * _ROW_STRIDE), warm_up=warm_up
                     )
                 ]
             answers = [{"error": error_text(error)}]

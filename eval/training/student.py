@@ -8,7 +8,7 @@ from torch.optim import AdamW, Optimizer
 
 from dllm_decode.models import save_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
-from dllm_decode.models.masked_transformer import own_network
+from dllm_decode.models.masked_transformer import require_own_network
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.models import load
 from dllm_decode.settings.options import LENGTHS, given_options
@@ -51,7 +51,7 @@ class Student:
         self.loaded = load(
             options.model, device=options.device, dtype=dtype, revision=options.revision
         )
-        self.model = own_network(self.loaded.model)
+        self.model = require_own_network(self.loaded.model)
         self.config = config_for_model(questions, self.loaded, given_options(options, LENGTHS))
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"

@@ -24,7 +24,7 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return value ^ _logical_shift(value, 31)
 
 
-def wrapped(seed: int) -> int:
+def wrap_seed(seed: int) -> int:
     """Wraps a seed to signed 64 bits: after the largest number comes the least."""
     return (seed + 2**63) % 2**64 - 2**63
 

@@ -23,9 +23,9 @@ _SMOOTHING = 1e-12
 # a GPU busy.
 _CHUNK_BYTES = {"cpu": 1 << 22, "cuda": 1 << 26}
 
-# Tokens of a block. Taking the maximum of each block first, and indices in the best blocks only, is
-# several times faster on the CPU than following all indices.
-_BLOCK = 512
+# Token ids of a chunk. Taking the maximum of each chunk first, and indices in the best chunks only,
+# is several times faster on the CPU than following all indices.
+_ID_CHUNK = 512
 
 
 class TopK(NamedTuple):
@@ -134,17 +134,17 @@ def top_k(logits: Float[Tensor, "B W V"], n: int) -> TopK:
     """
     # Found in the logits' own dtype and widened afterwards, because widening keeps the order.
     vocab_size = logits.shape[-1]
-    if vocab_size < 2 * n * _BLOCK:
+    if vocab_size < 2 * n * _ID_CHUNK:
         values, tokens = _largest(logits, n)
         return TopK(widen(values), tokens)
-    tail = vocab_size - vocab_size % _BLOCK
-    blocks = logits[..., :tail].unflatten(-1, (-1, _BLOCK))
+    tail = vocab_size - vocab_size % _ID_CHUNK
+    chunks = logits[..., :tail].unflatten(-1, (-1, _ID_CHUNK))
     # In ascending order, so that the first of tied contenders has the lowest id.
-    best = _largest(blocks.amax(-1), n).tokens.sort(-1).values
-    contenders = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
+    best = _largest(chunks.amax(-1), n).tokens.sort(-1).values
+    contenders = chunks.gather(-2, best[..., None].expand(*best.shape, _ID_CHUNK)).flatten(-2)
     values, places = _largest(torch.cat([contenders, logits[..., tail:]], -1), n)
-    starts = torch.cat([best * _BLOCK, torch.full_like(best[..., :1], tail)], -1)
-    return TopK(widen(values), starts.gather(-1, places // _BLOCK) + places % _BLOCK)
+    starts = torch.cat([best * _ID_CHUNK, torch.full_like(best[..., :1], tail)], -1)
+    return TopK(widen(values), starts.gather(-1, places // _ID_CHUNK) + places % _ID_CHUNK)
 
 
 def gather(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
@@ -283,12 +283,12 @@ def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Flo
     return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
 
 
-def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+def sort_by_rank(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
     """Sorts values by their ranks, the value of rank 0 first."""
     return torch.empty_like(values).scatter_(-1, ranks, values)
 
 
-def leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
+def num_leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
     """Counts each row's True values before the first False."""
     return passes.long().cumprod(-1).sum(-1)
 

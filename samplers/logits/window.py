@@ -17,13 +17,13 @@ class WindowLogits:
 
     Attributes:
         tokens: Tokens of the window, as `View.tokens`.
-        computed: Logits of some columns or all.
+        summary: Logits of some columns or all.
         masked: Positions whose logits are the model's.
         reads_committed: True if committed positions have the model's logits, too.
     """
 
     tokens: Int[Tensor, "B W"]
-    computed: Summary
+    summary: Summary
     masked: Bool[Tensor, "B W"]
     reads_committed: bool
 
@@ -31,34 +31,34 @@ class WindowLogits:
     def all(self) -> Float[Tensor, "B W V"]:
         """See `View.logits`."""
         if self.reads_committed:
-            return self.computed.logits
-        logits = self.scattered(self.computed.logits)
+            return self.summary.logits
+        logits = self.scattered(self.summary.logits)
         only = torch.full_like(logits, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
         return self.replace_committed(logits, only)
 
     @property
     def most_likely(self) -> Int[Tensor, "B W"]:
         """The token of the highest logit, the lowest id of ties."""
-        return self.replace_committed(self.scattered(self.computed.most_likely), self.tokens)
+        return self.replace_committed(self.scattered(self.summary.most_likely), self.tokens)
 
     @cached_property
     def largest(self) -> Float[Tensor, "B W"]:
         """The largest logit."""
-        return self.replace_committed(self.scattered(self.computed.largest), 0.0)
+        return self.replace_committed(self.scattered(self.summary.largest), 0.0)
 
     @cached_property
     def odds_against(self) -> Float[Tensor, "B W"]:
         """(1 - p) / p of the most likely token."""
-        return self.replace_committed(self.scattered(self.computed.odds_against), 0.0)
+        return self.replace_committed(self.scattered(self.summary.odds_against), 0.0)
 
     @property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
-        return self.replace_committed(self.scattered(self.computed.entropy), 0.0)
+        return self.replace_committed(self.scattered(self.summary.entropy), 0.0)
 
     def top_k(self, n: int) -> TopK:
         """Returns the n largest logits, descending, and their tokens."""
-        logits, tokens = (self.scattered(part) for part in self.computed.top_k(n))
+        logits, tokens = (self.scattered(part) for part in self.summary.top_k(n))
         only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
         return TopK(
             self.replace_committed(logits, only.to(logits.dtype)),
@@ -72,7 +72,7 @@ class WindowLogits:
 
     def scattered(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
         """Scatters values of the computed columns to the window; the other columns get 0."""
-        columns = self.computed.columns
+        columns = self.summary.columns
         if columns is None:
             return part
         index = columns.view(*columns.shape, *[1] * (part.ndim - 2)).expand_as(part)
@@ -89,10 +89,10 @@ class WindowLogits:
 
     def _look_up(self, tokens: Int[Tensor, "B W R"]) -> Float[Tensor, "B W R"]:
         """Returns the logits of some tokens of each position."""
-        columns, looked_up = self.computed.columns, tokens
+        columns, looked_up = self.summary.columns, tokens
         if columns is not None:
             looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
-        logits = self.scattered(widen(self.computed.logits.gather(-1, looked_up)))
+        logits = self.scattered(widen(self.summary.logits.gather(-1, looked_up)))
         if self.reads_committed:
             return logits
         only = torch.zeros_like(logits).masked_fill(tokens != self.tokens[..., None], -torch.inf)

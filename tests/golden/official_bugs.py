@@ -50,9 +50,9 @@ class WithoutEntry(CachePolicy):
     def gives(self) -> frozenset[Fact]:
         return self.inner.gives
 
-    def recompute(self, query: CacheQuery) -> Columns:
-        chosen = self.inner.recompute(query)
-        if query.row.turn_forwards == 0:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
+        chosen = self.inner.columns_to_compute(query)
+        if query.row.period_forwards == 0:
             return chosen
         return columns((query.block[0], chosen[-1].stop))
 
@@ -69,6 +69,6 @@ class StaleFreeCache(CachePolicy):
     def gives(self) -> frozenset[Fact]:
         return frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.LOGITS_OF_COMMITTED})
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         first = query.unfrozen if query.row.last_needed is None else query.needed
         return columns((first, query.end))

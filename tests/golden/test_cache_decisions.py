@@ -84,7 +84,7 @@ def next_columns(
     opened = row._replace(
         numbers=Numbers(cache=numbers), opening=Opening.of_block(start, start + size)
     )
-    return cache.recompute(CacheQuery(opened, P + G, shift))
+    return cache.columns_to_compute(CacheQuery(opened, P + G, shift))
 
 
 def nucleus(importance: list[float], rest: list[int], share: float) -> set[int]:

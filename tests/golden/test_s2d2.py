@@ -85,7 +85,7 @@ def decoded(
             block = event.before.tokens[n, slice(*row.opening.block)].tolist()
             blocks[row.request.index].append(block)
 
-    answers = {answer.request: answer for answer in run(decoder, queue, 3, [watch])}
+    answers = {answer.index: answer for answer in run(decoder, queue, 3, [watch])}
     return blocks, answers
 
 

@@ -34,11 +34,12 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import run as decode_requests
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Prophet, Sampler, State, View
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Prophet, Sampler, View
 from samplers.facts import Fact
 from samplers.fixed_schedule import Order
 from samplers.logits.statistics import highest
 from samplers.prophet import Averaged
+from samplers.state import SamplerState
 
 DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "golden.md"
@@ -314,10 +315,10 @@ class Quotas(Sampler):
     block_length: int
     order: Order
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> SamplerState:
         return torch.zeros_like(view.eligible.sum(-1))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: SamplerState) -> tuple[Decision, SamplerState]:
         quotas = torch.tensor(self.of_blocks[int(view.positions[0, 0]) // self.block_length])
         scores = -view.entropy if self.order == "entropy" else view.confidence
         return Decision(highest(scores, view.eligible, quotas[state])), state + 1
@@ -621,7 +622,7 @@ def record(
     ]
     queue = RequestQueue(iter(requests))
     ended = decode_requests(decoder, queue, num_rows or len(requests), [recorder])
-    answers = {answer.request: answer for answer in ended}
+    answers = {answer.index: answer for answer in ended}
     assert not any(answer.error for answer in answers.values())
     canvases = 2 if case.options.get("cfg_scale") else 1
     for row, answer in answers.items():

@@ -81,7 +81,7 @@ def errors(model: Adversary, sampler: Sampler, verifier: Verifier) -> list[str]:
     decoder = new_decoder(model, sampler, verifier=verifier, config=config)
     requests = [request(decoder, number) for number in range(NUM_MODELS)]
     ended = run(decoder, RequestQueue(requests), NUM_MODELS)
-    return [f"{one.request}: {one.error}" for one in ended if one.error]
+    return [f"{one.index}: {one.error}" for one in ended if one.error]
 
 
 def is_refused(model: Adversary, sampler: Sampler, verifier: Verifier) -> bool:

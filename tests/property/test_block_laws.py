@@ -92,7 +92,7 @@ def test_caches_compute_everything_when_a_window_of_tokens_is_committed() -> Non
         "llada", ConfidenceThreshold(1.0), SlidingWindow(4, 8), prompts=PROMPTS[:1],
         cache=DualCache(), observers=[events.append],
     )  # fmt: skip
-    began = [n for n, event in enumerate(events) if event.rows[0].turn_forwards == 1]
+    began = [n for n, event in enumerate(events) if event.rows[0].period_forwards == 1]
     assert began == [0, 4, 8, 12]
 
 

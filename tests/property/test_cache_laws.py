@@ -197,7 +197,7 @@ def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_
         is_mask = canvas.tokens == canvas.mask_id
         return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.in_answer)
 
-    plain = plugin(CachePolicy, numbers=numbers, recompute=masks_and_new)
+    plain = plugin(CachePolicy, numbers=numbers, columns_to_compute=masks_and_new)
     expected = answer(tiny(family), FEW[0], plain)
     output = answer(tiny(family), FEW[0], EntropyCache(1e9, 0))
     assert torch.equal(output.tokens, expected.tokens)
@@ -218,7 +218,7 @@ def test_the_last_look_is_that_of_the_forward_that_predicted_a_mask(
     cache = plugin(
         CachePolicy,
         numbers=lambda self, canvas, history, shift: histories.append(history),
-        recompute=lambda self, query: columns((0, query.end)),
+        columns_to_compute=lambda self, query: columns((0, query.end)),
         needs=frozenset({Fact.LAST_LOOK}), gives=frozenset({Fact.LOGITS_OF_COMMITTED}),
     )  # fmt: skip
     seen = 0
@@ -245,7 +245,7 @@ def test_the_last_look_is_that_of_the_forward_that_predicted_a_mask(
 def test_a_cache_that_reads_a_look_it_does_not_need_is_told_so() -> None:
     cache = plugin(
         CachePolicy, numbers=lambda self, canvas, history, shift: history.last_look,
-        recompute=lambda self, query: columns((0, query.end)),
+        columns_to_compute=lambda self, query: columns((0, query.end)),
     )  # fmt: skip
     with pytest.raises(RuntimeError, match=r"must have Fact\.LAST_LOOK, got none"):
         answer(tiny("llada"), FEW[0], cache)
@@ -266,7 +266,7 @@ def test_the_last_look_costs_a_few_operations_a_round_and_others_none() -> None:
 
     def everything(**needs: Any) -> CachePolicy:
         policy: CachePolicy = plugin(
-            CachePolicy, recompute=lambda self, query: columns((0, query.end)),
+            CachePolicy, columns_to_compute=lambda self, query: columns((0, query.end)),
             numbers=lambda self, canvas, history, shift: None, **needs,
         )  # fmt: skip
         return policy

@@ -76,7 +76,7 @@ def record(
         for index, (prompt, options) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
     ]
     answers = run(decoder, RequestQueue(requests), num_rows, observers)
-    return {answer.request: answer.output for answer in answers}
+    return {answer.index: answer.output for answer in answers}
 
 
 EDITING = (JointThreshold(0.2, 0.1), T2M(0.2, tau=0.1), Wino(0.4, 0.3))

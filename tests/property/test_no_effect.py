@@ -49,7 +49,7 @@ def outcome(decoder: Decoder, case: Case) -> list[object]:
         for request, options in zip(case.requests, case.options, strict=True)
     ]  # fmt: skip
     rounds = raise_errors(run(decoder, RequestQueue(requests), len(requests), []))
-    answers = sorted(rounds, key=lambda ended: ended.request)
+    answers = sorted(rounds, key=lambda ended: ended.index)
     names = ("tokens", *COSTS)
     return [[str(getattr(answer.output, name)) for name in names] for answer in answers]
 

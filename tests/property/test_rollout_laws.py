@@ -72,7 +72,7 @@ def rolled_out(
         changes: Any = {name: value for name, value in row.items() if name != "template"}
         requests.append(decoder.request(prompt, index, template=template, **changes))
     answers = run(decoder, RequestQueue(requests), num_rows, [recorder, seen])
-    outputs = {answer.request: answer.output for answer in answers}
+    outputs = {answer.index: answer.output for answer in answers}
     version = version_of(model)
     rollouts = [
         recorder.rollout(decoder, request, outputs[request.index], version) for request in requests

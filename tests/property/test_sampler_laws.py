@@ -22,7 +22,7 @@ from samplers import (
     ReMDM,
     ReMDMLoop,
     Sampler,
-    State,
+    SamplerState,
     View,
     Wino,
     parse,
@@ -52,10 +52,9 @@ every_rule = pytest.mark.parametrize("sampler", one_of_each_kind([*INSTANCES, *O
 
 
 @cache
-def turns(sampler: Sampler, style: Style, temperature: float = 0.0) -> list[PlayedStep[Any]]:
-    return [
-        turn for seed in SEEDS for turn in play(sampler, seed, style=style, temperature=temperature)
-    ]
+def played_steps(sampler: Sampler, style: Style, temperature: float = 0.0) -> list[PlayedStep[Any]]:
+    plays = (play(sampler, seed, style=style, temperature=temperature) for seed in SEEDS)
+    return [played for steps in plays for played in steps]
 
 
 def revises(sampler: Sampler) -> bool:
@@ -85,9 +84,9 @@ def test_our_rules_keep_the_laws_of_all_rules(
 def test_rules_for_noise_decide_rows_alone_and_change_nothing(sampler: Sampler) -> None:
     assert parse(repr(sampler)) == sampler
     for style, temperature in PLAYS:
-        for turn in turns(sampler, style, temperature):
-            decides_rows_alone(turn, sampler)
-            is_pure(turn, sampler)
+        for played in played_steps(sampler, style, temperature):
+            decides_rows_alone(played, sampler)
+            is_pure(played, sampler)
 
 
 @every_sampler
@@ -95,8 +94,8 @@ def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sample
     num_remasked = 0
     for seed in SEEDS:
         gained = torch.zeros(3, dtype=torch.long)
-        for step, turn in enumerate(play(sampler, seed, width=16), start=1):
-            view, decision = turn.view, turn.decision
+        for step, played in enumerate(play(sampler, seed, width=16), start=1):
+            view, decision = played.view, played.decision
             gained += decision.commit.sum(-1)
             if decision.remask is not None:
                 assert not (decision.remask & view.masked).any()
@@ -121,7 +120,7 @@ def only_masked(view: View) -> View:
     most = int(view.masked.sum(-1).max())
     columns = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     logits = view.logits.gather(1, columns[..., None].expand(-1, -1, view.logits.shape[-1]))
-    return replace(view, computed=Summary(logits, columns), reads_committed=False)
+    return replace(view, summary=Summary(logits, columns), reads_committed=False)
 
 
 @every_sampler
@@ -130,13 +129,13 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
     if Fact.LOGITS_OF_COMMITTED in sampler.needs:
         pytest.skip("It says so.")
     for style, temperature in PLAYS:
-        states: list[State] = [None, None]
-        played = play(sampler, 1, style=style, temperature=temperature, width=16)
-        for step, turn in enumerate(played):
-            for number, view in enumerate((other_logits(turn.view), only_masked(turn.view))):
+        states: list[SamplerState] = [None, None]
+        block = play(sampler, 1, style=style, temperature=temperature, width=16)
+        for step, played in enumerate(block):
+            for number, view in enumerate((other_logits(played.view), only_masked(played.view))):
                 state = sampler.init(view) if step == 0 else states[number]
                 decision, states[number] = sampler.step(view, state)
-                require_same(decision, view, turn, ..., "it reads what is committed")
+                require_same(decision, view, played, ..., "it reads what is committed")
 
 
 @every_rule
@@ -148,7 +147,7 @@ def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> Non
 
 @every_sampler
 def test_a_position_without_any_allowed_token_stops_no_other(sampler: Sampler) -> None:
-    view = turns(sampler, "drifting")[0].view
+    view = played_steps(sampler, "drifting")[0].view
     logits = view.logits.clone()
     hopeless = int(view.eligible[0].nonzero()[0])
     logits[0, hopeless] = -torch.inf
@@ -169,19 +168,19 @@ def test_a_position_without_any_allowed_token_stops_no_other(sampler: Sampler) -
 )
 def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
     for dtype in (torch.bfloat16, torch.float32):
-        turn = next(play(sampler, 3, style="saturated", dtype=dtype))
-        confidence = turn.view.confidence[turn.view.eligible]
+        played = next(play(sampler, 3, style="saturated", dtype=dtype))
+        confidence = played.view.confidence[played.view.eligible]
         assert len(confidence) > 2
         assert (confidence == 1.0).all()
-        leftmost = turn.view.eligible & (turn.view.eligible.cumsum(-1) == 1)
-        assert turn.decision.commit[leftmost].all()
+        leftmost = played.view.eligible & (played.view.eligible.cumsum(-1) == 1)
+        assert played.decision.commit[leftmost].all()
 
 
 @every_sampler
 def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -> None:
-    cold = turns(sampler, "drifting", 1e-9)
-    for turn_at_0, cold_turn in zip(turns(sampler, "drifting"), cold, strict=True):
-        decision, view = cold_turn.decision, cold_turn.view
-        require_same(decision, view, turn_at_0, ..., "it decides otherwise")
-    noisy = turns(sampler, "drifting", 1.3)
-    assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)
+    cold = played_steps(sampler, "drifting", 1e-9)
+    for greedy_step, cold_step in zip(played_steps(sampler, "drifting"), cold, strict=True):
+        decision, view = cold_step.decision, cold_step.view
+        require_same(decision, view, greedy_step, ..., "it decides otherwise")
+    noisy = [played.view for played in played_steps(sampler, "drifting", 1.3)]
+    assert any(not torch.equal(view.proposal, view.logits.argmax(-1)) for view in noisy)

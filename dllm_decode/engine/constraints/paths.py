@@ -104,7 +104,7 @@ def best_path(
     """
     law = _with_excluded(_largest_of_class(automata, logits))
     weights = _Weights(law, law, lambda number: logits[:, number])
-    return _searched(automata, span, columns, weights, _largest)
+    return _search(automata, span, columns, weights, _largest)
 
 
 def draw_path(
@@ -146,10 +146,10 @@ def draw_path(
         _with_excluded(torch.cat(part, 1), temperature) for part in (law, choice)
     )
     weights = _Weights(law_weights, choice_weights, perturbed)
-    return _searched(automata, span, columns, weights, _log_sum)
+    return _search(automata, span, columns, weights, _log_sum)
 
 
-def _searched(
+def _search(
     automata: Automata,
     span: Span,
     columns: Int[Tensor, "B N"],
@@ -181,8 +181,8 @@ def _searched(
         .masked_fill_(is_other, -torch.inf)
         for part in (weights.law, weights.choice)
     )
-    ahead = _filtered(automata, span, law, is_open, combined)
-    labels = _traced(automata, span.states, choice, ahead)
+    ahead = _weights_ahead(automata, span, law, is_open, combined)
+    labels = _trace(automata, span.states, choice, ahead)
     at = columns.clamp(max=T - 1)
     labels, tokens = labels.gather(1, at), span.tokens.gather(1, at)
     for number in range(columns.shape[1]):
@@ -193,7 +193,7 @@ def _searched(
     return Path(tokens, has_path)
 
 
-def _filtered(
+def _weights_ahead(
     automata: Automata,
     span: Span,
     law: Float[Tensor, "B T C"],
@@ -214,7 +214,7 @@ def _filtered(
     return torch.stack(filters[::-1], 1)
 
 
-def _traced(
+def _trace(
     automata: Automata,
     states: Int[Tensor, " B"],
     choice: Float[Tensor, "B T C"],

@@ -20,7 +20,7 @@ from samplers.view import View, by_row
 def with_paths(
     decoder: Decoder, constraints: Constraints, state: State, view: View, window: Window
 ) -> View:
-    """Returns the view in which rows with a constraint propose the tokens of a path.
+    """Returns the view with the tokens that a path forces on rows with a constraint.
 
     Args:
         decoder: The decoder.
@@ -32,7 +32,7 @@ def with_paths(
     canvas = state.canvas
     length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
-    offsets = view.computed.columns
+    offsets = view.summary.columns
     W = view.tokens.shape[1]
     if offsets is None:
         offsets = torch.arange(W, device=constraints.row_index.device).expand(len(view.tokens), W)
@@ -49,8 +49,8 @@ def with_paths(
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
     proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
-    proposed = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
-    return replace(view, proposed=proposed)
+    forced = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
+    return replace(view, forced_tokens=forced)
 
 
 def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> int:
@@ -91,7 +91,7 @@ def _path(
     columns: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best path of each row, or a drawn one at a temperature above 0."""
-    logits, temperature = view.computed.logits, view.temperature
+    logits, temperature = view.summary.logits, view.temperature
     if len(constraints.rows) < len(logits):
         logits = logits[constraints.row_index]
     if view.is_greedy:

@@ -50,10 +50,10 @@ def family_of(
     listed = config.get("architectures")
     architecture = listed[0] if isinstance(listed, list) and listed else None
     if family is None:
-        return _recognised(architecture, file)
+        return _recognise(architecture, file)
     if not isinstance(family, str | Family):
         raise ValueError(f"family must be a name or a Family, got {shown(family)}.")
-    chosen = _named(family) if isinstance(family, str) else family
+    chosen = _family_named(family) if isinstance(family, str) else family
     if listed and chosen.architecture != architecture:
         raise ValueError(
             f"{file}: 'architectures' of a {chosen.name} checkpoint must be "
@@ -63,7 +63,7 @@ def family_of(
     return chosen
 
 
-def _named(name: str) -> Family:
+def _family_named(name: str) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
     if ":" not in name:
@@ -83,7 +83,7 @@ def _named(name: str) -> Family:
     return loaded
 
 
-def _recognised(architecture: object, file: str) -> Family:
+def _recognise(architecture: object, file: str) -> Family:
     supported = []
     remedy = _NOT_IMPLEMENTED.get(
         str(architecture),

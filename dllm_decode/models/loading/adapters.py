@@ -17,7 +17,7 @@ from torch import Tensor
 from dllm_decode.core.files import finish_files
 from dllm_decode.models.families.reader import ConfigReader, as_json
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.weights import check_finite, check_float_storage, open_weights
+from dllm_decode.models.loading.weights import open_weights, require_finite, require_float_storage
 
 _CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -134,7 +134,7 @@ def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
         wide = torch.promote_types(matrix.dtype, torch.float32)
         added = scale * (up.to(matrix.device, wide) @ down.to(matrix.device, wide))
         matrix.copy_(matrix.to(wide) + added)
-        check_finite(matrix, name, adapter.path)
+        require_finite(matrix, name, adapter.path)
 
 
 def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
@@ -147,9 +147,9 @@ def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
                     f"{str(path)!r} must hold lora_A and lora_B of linear maps only, got {key}. "
                     "Merge it with PEFT, and load the result."
                 )
-            check_float_storage(opened.get_slice(key).get_dtype(), key, path)
+            require_float_storage(opened.get_slice(key).get_dtype(), key, path)
             part = opened.get_tensor(key)
-            check_finite(part, key, path)
+            require_finite(part, key, path)
             pair = pairs.setdefault(f"{matched['module']}.weight", {})
             if matched["factor"] in pair:
                 raise ValueError(

@@ -132,7 +132,7 @@ def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat:
     if not quantization:
         return AS_TRAINED
     if not isinstance(quantization, Mapping):
-        raise _refused(as_json(quantization), file)
+        raise _refusal(as_json(quantization), file)
     reader = ConfigReader(quantization, file=file, prefix="quantization_config.")
     method = str(quantization.get("quant_method", "an unknown method"))
     for key in _NOT_IMPLEMENTED:
@@ -145,10 +145,10 @@ def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat:
     if method == "modelopt" and quantization.get("quant_algo") == "NVFP4":
         return _NVFP4_MODELOPT
     algorithm = f" {quantization['quant_algo']}" if "quant_algo" in quantization else ""
-    raise _refused(method + algorithm, file)
+    raise _refusal(method + algorithm, file)
 
 
-def _refused(method: str, file: str) -> ValueError:
+def _refusal(method: str, file: str) -> ValueError:
     return ValueError(
         "Weights must be stored as they were trained, or by GPTQ, compressed-tensors or ModelOpt's "
         f"NVFP4, got quantization_config of {method} in {file}, which cannot be read. Load the "
@@ -159,7 +159,7 @@ def _refused(method: str, file: str) -> ValueError:
 def _gptq(reader: ConfigReader, file: str) -> StoredFormat:
     kind = reader.text("checkpoint_format", "gptq")
     if kind != "gptq":
-        raise _refused(f"GPTQ as {kind}", file)
+        raise _refusal(f"GPTQ as {kind}", file)
     # All columns are one group if it is -1.
     stated = reader.value("group_size") not in (None, -1)
     size = reader.positive_int("group_size") if stated else None
@@ -170,11 +170,11 @@ def _compressed(reader: ConfigReader, file: str) -> StoredFormat:
     """Reads the format; all groups of matrices must be stored alike."""
     kind = reader.text("format")
     if kind not in _COMPRESSED:
-        raise _refused(f"compressed-tensors {kind}", file)
+        raise _refusal(f"compressed-tensors {kind}", file)
     chosen, groups = _COMPRESSED[kind], reader.mapping("config_groups")
     found = {_weights(groups.mapping(name), chosen, file) for name in groups.keys()}  # noqa: SIM118
     if len(found) != 1:
-        raise _refused(f"compressed-tensors {kind} with {len(found)} kinds of groups", file)
+        raise _refusal(f"compressed-tensors {kind} with {len(found)} kinds of groups", file)
     return found.pop()
 
 
@@ -185,7 +185,7 @@ def _weights(group: ConfigReader, chosen: StoredFormat, file: str) -> StoredForm
     if chosen is not _INTEGERS:
         return chosen
     if weights.text("type", "int") != "int":
-        raise _refused(f"{chosen.name} of the type {weights.text('type')}", file)
+        raise _refusal(f"{chosen.name} of the type {weights.text('type')}", file)
     size = weights.positive_int("group_size") if weights.has("group_size") else None
     parts = chosen.parts
     if not weights.boolean("symmetric", True):

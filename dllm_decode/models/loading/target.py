@@ -12,7 +12,7 @@ from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.load_options import LoadOptions, require_options
 from dllm_decode.models.loading.placement import Device, available
-from dllm_decode.models.loading.weights import check_finite, model_files, weight_files
+from dllm_decode.models.loading.weights import model_files, require_finite, weight_files
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.own_weights import MaskedNetwork, as_causal_target
@@ -76,7 +76,7 @@ def load_target(
         AutoModelForCausalLM, folder, exact=True, dtype=dtype or "auto", device_map={"": place}
     )
     for parameter_name, parameter in model.named_parameters():
-        check_finite(parameter.detach(), parameter_name, folder)
+        require_finite(parameter.detach(), parameter_name, folder)
     return CausalTarget(
         model.eval().requires_grad_(False),
         name=name,

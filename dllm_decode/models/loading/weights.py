@@ -167,11 +167,11 @@ def _headers(files: list[Path], stored: StoredFormat) -> dict[str, Header]:
                 part = opened.get_slice(name)
                 headers[name] = Header(part.get_shape(), part.get_dtype())
                 if not stored.holds(name, part.get_dtype()):
-                    check_float_storage(part.get_dtype(), name, path)
+                    require_float_storage(part.get_dtype(), name, path)
     return stored.unpacked(headers)
 
 
-def check_float_storage(dtype: str, name: str, path: Path) -> None:
+def require_float_storage(dtype: str, name: str, path: Path) -> None:
     """Raises ValueError if a tensor is not stored as floating-point numbers of 16 to 64 bits."""
     if dtype not in FLOATS:
         raise ValueError(
@@ -198,7 +198,7 @@ def fill(
                 parts[name].copy_(tensor)
                 # Frees this tensor before the next one is read.
                 del tensor
-                check_finite(parts[name], name, path)
+                require_finite(parts[name], name, path)
     return digests
 
 
@@ -218,7 +218,7 @@ def digest_of_tensor(stored: Float[Tensor, "..."]) -> str:
     return hashlib.sha256(repr((list(stored.shape), sample.tolist())).encode()).hexdigest()
 
 
-def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:
+def require_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:
     """Raises ValueError if a weight is NaN or infinite."""
     # A sum is NaN or infinite if a number is, and takes a twentieth of the time of checking each
     # number. A sum may also overflow, so that each number is checked then.

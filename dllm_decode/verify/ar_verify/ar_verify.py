@@ -30,7 +30,7 @@ from dllm_decode.verify.target_round import (
     decision_of,
 )
 from samplers.calls import first_state, next_step
-from samplers.logits.statistics import certain_where, leading, most_likely
+from samplers.logits.statistics import certain_where, most_likely, num_leading
 from samplers.state import merge_state
 from samplers.view import View
 
@@ -128,11 +128,11 @@ class ARVerify(TargetVerifier):
         tokens, accepted, places = verdict
         # The target's token after the last accepted one: a correction, or one more.
         num_written = torch.minimum(accepted + 1, left)
-        num_written = torch.minimum(num_written, leading(~state.canvas.is_eos(tokens)) + 1)
+        num_written = torch.minimum(num_written, num_leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
         likeliest = draft.counts
         if self.drafting.num_forwards:
-            likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
+            likeliest = num_leading(~state.canvas.is_eos(most_likely(logits)))
         memory = self.drafting.memory_after(beginning, draft, judged.logits, verdict)
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         past = judged.past(num_written, places)
@@ -180,7 +180,7 @@ class ARVerify(TargetVerifier):
         self, decoder: Decoder, state: State, seen: Look, wanted: Int[Tensor, " B"]
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
-        window, logits = seen.window, seen.view.computed.logits.clone()
+        window, logits = seen.window, seen.view.summary.logits.clone()
         whole, lengths = state.canvas, wanted.tolist()
         canvas = _drafted_only(whole, window, wanted)
         state = state._replace(canvas=canvas)

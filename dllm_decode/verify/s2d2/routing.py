@@ -17,7 +17,7 @@ from samplers.checks import (
     count_from,
     require_number,
 )
-from samplers.state import State
+from samplers.state import SamplerState
 from samplers.view import View
 
 Penalise = Literal["static", "dynamic"]
@@ -27,20 +27,20 @@ Estimate = Literal["entropy", "margin"]
 _MARGIN = 0.05
 
 
-class Router(CheckedFields, ABC, Generic[State]):
+class Router(CheckedFields, ABC, Generic[SamplerState]):
     """Decides from the logits of the draft which rows verify the draft.
 
-    Its memory is a `State` of a row's whole answer: None, or tensors with the batch axis first.
+    Its memory is a `SamplerState` of a row's whole answer: None, or tensors, batch axis first.
     """
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> SamplerState:
         """Returns the state before the first round: zeros, which rows that join later get too."""
         return None  # type: ignore[return-value]  # a router with a state overrides this
 
     @abstractmethod
     def verifies(
-        self, view: View, span: Bool[Tensor, "B W"], state: State
-    ) -> tuple[Bool[Tensor, " B"], State]:
+        self, view: View, span: Bool[Tensor, "B W"], state: SamplerState
+    ) -> tuple[Bool[Tensor, " B"], SamplerState]:
         """Returns the rows whose draft is verified; each row is decided without the others.
 
         Args:

@@ -151,7 +151,7 @@ class S2D2(Verifier):
         state = note_sampler_breaches(decoder, state, seen, decision)
         filled_in = _filled_in(state, seen, decision)
         to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
-        state, verified = _verified(decoder, state, seen, to_verify)
+        state, verified = _verify(decoder, state, seen, to_verify)
         state = state.with_drafts(drafted=counts, accepted=verified.accepted)
         decision = _merged(seen.view, decision, verified, chosen)
         if verified.logits is not None:
@@ -174,7 +174,7 @@ def _filled_in(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L
     return seen.window.put(tokens, view.eligible & view.masked, view.proposal)
 
 
-def _verified(
+def _verify(
     decoder: Decoder, state: State, seen: Look, to_verify: _ToVerify
 ) -> tuple[State, Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""

@@ -122,7 +122,7 @@ class EvaluatedStates(NamedTuple):
         return window_logits
 
 
-def placed(
+def states_by_row(
     parts: Shaped[Tensor, "N ..."],
     rows: Sequence[int],
     branches: Sequence[int],

@@ -22,7 +22,7 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     Level,
     Standing,
     num_unsettled,
-    placed,
+    states_by_row,
 )
 from samplers.calls import next_step
 from samplers.checks import count_from
@@ -197,8 +197,8 @@ class SelfVerify(Verifier):
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
-            tokens=placed(tokens, rows, branch_of, size, fill=-1),
-            logits=placed(logits, rows, branch_of, size),
+            tokens=states_by_row(tokens, rows, branch_of, size, fill=-1),
+            logits=states_by_row(logits, rows, branch_of, size),
             starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,
@@ -241,10 +241,10 @@ def _look_of(
 
 def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
-    computed = seen.view.computed
-    view = view_of(decoder, state, seen.window, computed.model_logits)
+    summary = seen.view.summary
+    view = view_of(decoder, state, seen.window, summary.model_logits)
     # All drafts share the statistics of the logits.
-    view = replace(view, computed=computed)
+    view = replace(view, summary=summary)
     decision, memory = next_step(decoder.sampler, view, state.sampler)
     after = state_after(decoder, state, seen.window, view, decision)
     return end_at_eos(decoder, after._replace(sampler=memory))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
+from benchmarks.contenders import CONTENDERS, REFERENCE, call_in_own_process, measure
 from benchmarks.frame import table_of
 from benchmarks.setting import Setting
 from eval.metrics.statistics import Estimate
@@ -64,7 +64,7 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
 @pytest.mark.slow
 def test_a_process_of_its_own_has_memory_of_its_own() -> None:
     held = torch.ones(2**27)
-    row = in_a_process_of_its_own(measure, TINY, CONTENDERS[0])
+    row = call_in_own_process(measure, TINY, CONTENDERS[0])
     if row["peak MB"] is None:
         pytest.skip("the system does not tell")
     assert row["peak MB"] < held.nbytes / 1e6

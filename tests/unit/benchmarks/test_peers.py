@@ -87,7 +87,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(peers.subprocess, "run", run)
-    monkeypatch.setattr(peers, "in_a_process_of_its_own", lambda work, *arguments: work(*arguments))
+    monkeypatch.setattr(peers, "call_in_own_process", lambda work, *arguments: work(*arguments))
     return interpreters
 
 

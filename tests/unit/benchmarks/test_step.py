@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import dllm_decode.engine.round
 from benchmarks.setting import Setting
-from benchmarks.step import profiled
+from benchmarks.step import profile_step
 from dllm_decode import DualCache
 from dllm_decode.engine.decide import decide
 
@@ -20,7 +20,7 @@ def test_every_part_of_a_step_is_found() -> None:
     setting = replace(TINY, num_threads=1)
     model = setting.model()
     predict = model.predict
-    profile = profiled(model, setting, DualCache())
+    profile = profile_step(model, setting, DualCache())
     assert set(profile) == PARTS
     assert min(profile.values()) > 0.0
     assert model.predict == predict

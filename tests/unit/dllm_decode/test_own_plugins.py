@@ -169,7 +169,7 @@ class CutBlocks(BlockSchedule):
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
         start, (first, stop) = row.first_unsettled, block_of(row, block_length)
         bounds = (start, min(start + 2, stop))
-        return Opening(start, start + 1, bounds, phase=(first, stop), turn=(first,))
+        return Opening(start, start + 1, bounds, phase=(first, stop), cache_period=(first,))
 
 
 def test_an_opening_whose_block_cuts_a_block_of_the_model_is_refused() -> None:

@@ -66,12 +66,12 @@ def test_a_cache_that_claims_to_be_replayed_and_counts_forwards_is_found() -> No
 def test_a_cache_that_remembers_earlier_decodes_is_found() -> None:
     calls: list[int] = []
 
-    def recompute(self: Any, query: Any) -> Any:
+    def columns_to_compute(self: Any, query: Any) -> Any:
         calls.append(1)
         return columns((0 if len(calls) % 3 else query.block[0], query.end))
 
     with pytest.raises(AssertionError, match=r"must have the same tokens (alone|a second time)"):
-        check_laws(plugin(CachePolicy, recompute=recompute))
+        check_laws(plugin(CachePolicy, columns_to_compute=columns_to_compute))
 
 
 def test_a_verifier_that_looks_at_the_size_of_its_batch_is_found() -> None:

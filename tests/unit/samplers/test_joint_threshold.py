@@ -22,4 +22,4 @@ def test_a_trace_shows_an_edit_as_a_revision() -> None:
     assert sum(map(len, trace.revisions.values())) == sum(num_edits) > 0
     for row in range(3):
         assert (trace.steps[row] >= 0).all()
-        assert trace.rounds[row] == out.nfe[row]
+        assert trace.num_steps[row] == out.nfe[row]

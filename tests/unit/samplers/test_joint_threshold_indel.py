@@ -109,8 +109,8 @@ class Plain:
         self.block, self.original = map(list, zip(*block[: len(self.block)], strict=True))
 
 
-def block_after(turn: PlayedStep[Any], row: int) -> list[int | None]:
-    decision, view = turn.decision, turn.view
+def block_after(played: PlayedStep[Any], row: int) -> list[int | None]:
+    decision, view = played.decision, played.view
     columns = view.eligible[row].nonzero().flatten().tolist()
     empty = view.masked[row] & ~decision.commit[row] | decision.remask[row]
     tokens = torch.where(decision.commit[row], decision.tokens[row], view.tokens[row])
@@ -122,16 +122,16 @@ def compare(rule: JointThresholdInDel, styles: Sequence[Style], num_seeds: int) 
     events: Counter[str] = Counter()
     for style, seed in product(styles, range(num_seeds)):
         plain_rules: dict[int, Plain] = {}
-        for turn in play(rule, seed, style=style, dtype=torch.float64):
-            view = turn.view
+        for played in play(rule, seed, style=style, dtype=torch.float64):
+            view = played.view
             for row in view.eligible.any(-1).nonzero().flatten().tolist():
                 open_ = view.eligible[row]
                 size = int(open_.sum())
                 plain = plain_rules.setdefault(row, Plain(rule, [None] * size, events))
                 logits = view.logits[row, open_].tolist()
                 ended = plain.step(logits, view.confidence[row, open_].tolist())
-                assert block_after(turn, row) == plain.block
-                assert settled_by(turn.decision)[row, open_].all() == ended
+                assert block_after(played, row) == plain.block
+                assert settled_by(played.decision)[row, open_].all() == ended
     return {name for name, number in events.items() if number}
 
 

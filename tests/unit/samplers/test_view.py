@@ -30,7 +30,7 @@ def views() -> tuple[View, View]:
     tokens = torch.where(MASKED, 8, torch.randint(0, 8, (3, 5), generator=generator))
     dense = view_with(logits, tokens=tokens, masked=MASKED)
     asked_logits = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
-    return dense, replace(dense, computed=Summary(asked_logits, ASKED), reads_committed=False)
+    return dense, replace(dense, summary=Summary(asked_logits, ASKED), reads_committed=False)
 
 
 @pytest.mark.parametrize("kind", ["some", "all"])
@@ -86,7 +86,7 @@ class ReadsLogits(Sampler[None]):
     narrow: list[bool] = field(default_factory=list, compare=False)
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
-        self.narrow.append(view.computed.columns is not None)
+        self.narrow.append(view.summary.columns is not None)
         assert view.logits.shape == (*view.tokens.shape, view.vocab_size)
         top = view.logits.softmax(-1).max(-1)
         torch.testing.assert_close(top.values.to(view.dtype), view.confidence)

@@ -11,7 +11,7 @@ from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import count_from
 from samplers.logits.noise import mix
-from samplers.logits.statistics import draw, leading, most_likely
+from samplers.logits.statistics import draw, most_likely, num_leading
 
 # Separates the noise of drafts from the noise of the tokens that the target writes.
 _DRAFTS = 1
@@ -62,7 +62,7 @@ class Sampled(Drafting):
             keys = beginning.position_keys(logits.shape[1])
             tokens = draw(logits, beginning.temperature, mix(keys ^ _DRAFTS))
         ends = beginning.canvas.is_eos(tokens)
-        draft = Draft(tokens, torch.minimum(leading(~ends) + 1, lengths))
+        draft = Draft(tokens, torch.minimum(num_leading(~ends) + 1, lengths))
         if beginning.is_greedy:
             return draft
         assert isinstance(beginning.temperature, float)

@@ -13,7 +13,7 @@ from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import NonNegative, count_from
 from samplers.logits.float64 import widest
-from samplers.logits.statistics import leading, log_normaliser, top_k
+from samplers.logits.statistics import log_normaliser, num_leading, top_k
 
 
 class _LikelyTokens(NamedTuple):
@@ -176,4 +176,4 @@ class Tree(Drafting):
         tokens = 1.0 + shares.cumsum(-1) - shares
         nodes = torch.arange(scores.shape[1], device=scores.device)
         worth = shares * (1.0 + self.column_cost * nodes) >= self.column_cost * tokens
-        return leading(worth & (scores > -torch.inf)).clamp(min=1)
+        return num_leading(worth & (scores > -torch.inf)).clamp(min=1)

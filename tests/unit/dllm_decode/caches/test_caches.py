@@ -37,7 +37,7 @@ def query(step: int, **more: Any) -> CacheQuery:
         16,
         first_unsettled=8,
         opening=block,
-        turn_forwards=step,
+        period_forwards=step,
         last_needed=4,
         nfe=8,
         numbers=numbers,
@@ -60,7 +60,7 @@ def query(step: int, **more: Any) -> CacheQuery:
 def test_a_policy_by_block_computes_these_columns(
     cache: CachePolicy, steps: list[tuple[int, int]]
 ) -> None:
-    assert [cache.recompute(query(step)) for step in range(3)] == [columns(s) for s in steps]
+    assert [cache.columns_to_compute(query(n)) for n in range(3)] == [columns(s) for s in steps]
 
 
 def test_a_settled_beginning_is_frozen_row_by_row() -> None:
@@ -71,25 +71,26 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
         cache = SettledCache(delay)
         numbers = cache.numbers(canvas, History(clean, clean, torch.tensor([9, 9])), shift)
         queries = [query(3, shift=shift, numbers=tuple(values)) for values in numbers.tolist()]
-        assert list(map(cache.recompute, queries)) == [columns((first, 20)) for first in firsts]
+        expected = [columns((first, 20)) for first in firsts]
+        assert list(map(cache.columns_to_compute, queries)) == expected
     assert PrefixCache().numbers(canvas, History(clean, clean, clean[:, 0]), 0) is None
 
 
 def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
     cache = SubBlockCache()
-    assert cache.recompute(query(0)) == columns((4, 20))
+    assert cache.columns_to_compute(query(0)) == columns((4, 20))
     inside = {"last_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
-    assert cache.recompute(query(1, first_unsettled=10, **inside)) == columns((8, 20))
-    assert cache.recompute(query(1, first_unsettled=11, **inside)) == columns((10, 12))
+    assert cache.columns_to_compute(query(1, first_unsettled=10, **inside)) == columns((8, 20))
+    assert cache.columns_to_compute(query(1, first_unsettled=11, **inside)) == columns((10, 12))
 
 
 def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_columns() -> None:
     cache = SuffixWindow(NoCache(), 3, tail=1)
     assert cache.hidden(query(0)) == columns((15, 19))
-    assert cache.recompute(query(0)) == columns((0, 15), (19, 20))
+    assert cache.columns_to_compute(query(0)) == columns((0, 15), (19, 20))
     assert cache.hidden(query(0, end=12)) == ()
     wide = SuffixWindow(NoCache(), 8, tail=0)
-    assert (wide.hidden(query(0)), wide.recompute(query(0))) == ((), columns((0, 20)))
+    assert (wide.hidden(query(0)), wide.columns_to_compute(query(0))) == ((), columns((0, 20)))
 
 
 def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
@@ -100,7 +101,7 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
 
     # Computes everything.
     watching = plugin(
-        CachePolicy, numbers=note, recompute=lambda self, query: columns((0, query.end))
+        CachePolicy, numbers=note, columns_to_compute=lambda self, query: columns((0, query.end))
     )
     commits = FixedSchedule(4, "random")
     out = decode(tiny("llada"), [[5, 6]], commits, cache=watching, gen_length=4, stop_at_eos=False)
@@ -114,11 +115,11 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
 
 def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> None:
     policy = CutAtEos(NoCache())
-    assert policy.recompute(query(0)) == columns((0, 20))
+    assert policy.columns_to_compute(query(0)) == columns((0, 20))
     assert policy.hidden(query(0, numbers=(15,))) == columns((15, 20))
-    assert policy.recompute(query(0, numbers=(15,))) == columns((0, 15))
+    assert policy.columns_to_compute(query(0, numbers=(15,))) == columns((0, 15))
     # The open block ends at 12, and stays whole.
-    assert policy.recompute(query(0, numbers=(9,))) == columns((0, 12))
+    assert policy.columns_to_compute(query(0, numbers=(9,))) == columns((0, 12))
 
 
 def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None:

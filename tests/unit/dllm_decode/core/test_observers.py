@@ -36,7 +36,7 @@ OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 
 
 def assert_same_traces(one: Trace, other: Trace) -> None:
-    assert one.rounds == other.rounds
+    assert one.num_steps == other.num_steps
     assert one.revisions.keys() == other.revisions.keys()
     for request, revisions in one.revisions.items():
         for ours, theirs in zip(revisions, other.revisions[request], strict=True):

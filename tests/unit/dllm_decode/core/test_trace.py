@@ -40,7 +40,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
     assert len(seen) == 3
     for row in (0, 1):
         assert trace.steps[row].tolist() == [0, 2, 0, 1]
-        assert trace.rounds[row] == 3
+        assert trace.num_steps[row] == 3
         (revision,) = trace.revisions[row]
         assert (revision.position, revision.committed, revision.removed) == (1, 0, 1)
         assert revision.token == seen[0][row, 1]

@@ -224,8 +224,8 @@ def test_a_plug_in_that_breaks_its_contract_is_named(
         run(**{kind: plug_in})
 
 
-def policy(recompute: Any, **members: Any) -> Any:
-    return plugin(CachePolicy, recompute=lambda self, query: recompute(query), **members)
+def policy(choose: Any, **members: Any) -> Any:
+    return plugin(CachePolicy, columns_to_compute=lambda self, query: choose(query), **members)
 
 
 def whole(query: Any) -> Any:
@@ -236,7 +236,7 @@ def hiding(found: Any) -> Any:
     return policy(whole, hidden=lambda self, query: found)
 
 
-RANGES = r"(?s)^recompute of Own.* ranges of columns .*, got "
+RANGES = r"(?s)^columns_to_compute of Own.* ranges of columns .*, got "
 ONE_RANGE = r"^hidden of Own.* must return one range of columns"
 CACHES: list[tuple[Any, str]] = [
     (policy(lambda query: [1, 2]), RANGES + r"\[1, 2\] \(list\)\.$"),
@@ -244,7 +244,7 @@ CACHES: list[tuple[Any, str]] = [
     (policy(lambda query: (range(4, 6), range(1, 3))),
      RANGES + r"\(range\(4, 6\), range\(1, 3\)\) \(tuple\)\.$"),
     (policy(lambda query: columns((0, query.end + 1))), r"ranges .*all within \[0, "),
-    (policy(lambda q: columns((q.needed, q.needed + 1)) if q.row.turn_forwards else whole(q)),
+    (policy(lambda q: columns((q.needed, q.needed + 1)) if q.row.period_forwards else whole(q)),
      r"Own\(\) must compute every column that predicts .* in round 2"),
     (policy(lambda q: columns((q.needed, q.end)), gives=frozenset({Fact.EVERY_COLUMN})),
      r"Own\(\) must not give EVERY_COLUMN"),

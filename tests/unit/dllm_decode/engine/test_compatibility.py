@@ -61,7 +61,7 @@ from samplers.facts import FACTS, Fact
 from samplers.logits.statistics import highest_one
 
 # Plug-ins that declare nothing; the verifier lets the sampler decide, and the sampler has a state.
-SILENT = plugin(CachePolicy, recompute=lambda self, query: columns((0, query.end)))
+SILENT = plugin(CachePolicy, columns_to_compute=lambda self, query: columns((0, query.end)))
 WRITING = plugin(Verifier, look=lambda self, decoder, state: look(decoder, state))
 SILENT_BLOCKS = plugin(
     BlockSchedule,

@@ -91,7 +91,7 @@ def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
 
 
 def ended(decoder: Any, requests: Sequence[Request], num_rows: int = 4) -> dict[int, Ended]:
-    return {end.request: end for end in run(decoder, RequestQueue(requests), num_rows)}
+    return {end.index: end for end in run(decoder, RequestQueue(requests), num_rows)}
 
 
 POISON = 9
@@ -239,7 +239,7 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
     def tokens(**options: int) -> list[list[int]]:
         queue = RequestQueue(decoder.request(prompt, n) for n, prompt in enumerate(prompts))
         ended = [end for listed in rounds(decoder, queue, 2, **options) for end in listed]
-        return [end.output.tokens[0].tolist() for end in sorted(ended, key=lambda e: e.request)]
+        return [end.output.tokens[0].tolist() for end in sorted(ended, key=lambda e: e.index)]
 
     expected = tokens()
 
@@ -247,7 +247,7 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
         raise AssertionError("Keys and values were copied.")
 
     monkeypatch.setattr("dllm_decode.core.model.pad", refuse)
-    assert tokens(reserve=40) == expected
+    assert tokens(reserved_slots=40) == expected
     with pytest.raises(AssertionError, match="were copied"):
         tokens()
 

@@ -64,7 +64,7 @@ def test_rows_have_their_own_temperature() -> None:
     )  # fmt: skip
     temperatures = (0.0, 1.0, 0.0, 2.0)
     requests = [decoder.request([4, 1], n, temperature=t) for n, t in enumerate(temperatures)]
-    together = {ended.request: ended.output for ended in run(decoder, RequestQueue(requests), 4)}
+    together = {ended.index: ended.output for ended in run(decoder, RequestQueue(requests), 4)}
     assert together[0].tokens.tolist() == together[2].tokens.tolist()
     for n, request in enumerate(requests):
         (alone,) = run(decoder, RequestQueue([request]), 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samplers.logits import noise
-from samplers.logits.noise import mix, uniform, wrapped
+from samplers.logits.noise import mix, uniform, wrap_seed
 
 
 def test_mixing_agrees_with_the_published_generator() -> None:
@@ -34,6 +34,6 @@ def test_the_most_extreme_bits_stay_inside_the_unit_interval(
 
 def test_seeds_that_are_counted_up_stay_in_64_bits() -> None:
     for seed in (-(2**63), -1, 0, 2**63 - 1):
-        assert wrapped(seed) == seed
-    assert wrapped(2**63) == -(2**63)
-    assert wrapped(2**63 - 1 + (1 << 32)) == -(2**63) + (1 << 32) - 1
+        assert wrap_seed(seed) == seed
+    assert wrap_seed(2**63) == -(2**63)
+    assert wrap_seed(2**63 - 1 + (1 << 32)) == -(2**63) + (1 << 32) - 1

@@ -32,7 +32,7 @@ def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) 
     logits[..., 20:] = -torch.inf
     view = with_confidences(*[[0.5] * 4] * rows)
     keys = row_keys(7, torch.arange(rows))
-    return replace(view, computed=Summary(logits), temperature=temperature, noise_keys=keys)
+    return replace(view, summary=Summary(logits), temperature=temperature, noise_keys=keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -215,7 +215,7 @@ def test_a_nan_is_not_taken_for_certainty() -> None:
     logits = torch.zeros(1, 2, 5)
     logits[0, 0, 3] = torch.nan
     view = view_of(torch.ones(1, 2, 4).double())
-    view = replace(view, computed=Summary(logits))
+    view = replace(view, summary=Summary(logits))
     assert view.entropy.isnan().tolist() == [[True, False]]
     assert view.confidence.isnan().tolist() == [[True, False]]
 

@@ -127,8 +127,8 @@ def test_a_request_that_begins_after_the_change_has_the_answer_of_the_new_weight
     queue = RequestQueue([decoder.request(PROMPTS[0], 0)])
     tokens = {}
     for answer in run(decoder, queue, 1):
-        tokens[answer.request] = answer.output.tokens
-        if answer.request == 0:
+        tokens[answer.index] = answer.output.tokens
+        if answer.index == 0:
             replace_weights(model, weights)
             queue.put(decoder.request(PROMPTS[0], 1))
     loaded = load_tiny("sdar", dtype="float64", block_length=4)
