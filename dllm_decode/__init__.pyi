@@ -28,14 +28,16 @@ from .caches import (
 from .core.canvas import Canvas
 from .core.commits import Commits
 from .core.model import ForwardInputs, KVCache, MaskPredictor
-from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
+from .core.observers import Observer, StepEvent
 from .core.options import DecodeConfig
 from .core.output import DecodeOutput
 from .core.passes import Pass, Window
+from .core.recorders import Gain, Gains, Revision, Trace
 from .core.rows import Request, RequestQueue
 from .core.stopping import NeverStop, StopRule, StopStrings
 from .engine.decoder import Decoder
-from .engine.loop import decode, decode_many, new_decoder, rounds, run
+from .engine.decoding import decode, decode_many, new_decoder
+from .engine.loop import rounds, run
 from .engine.state import Look, State
 from .models import (
     CausalTarget,

@@ -20,7 +20,8 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue, Row
-from dllm_decode.engine.loop import new_decoder, raise_errors, run
+from dllm_decode.engine.decoding import new_decoder, raise_errors
+from dllm_decode.engine.loop import run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.loading.new_llada import new_llada

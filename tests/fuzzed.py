@@ -10,7 +10,7 @@ from fuzzed_cases import MASK, Case, OneByOne, case_of, written_by_target
 from dllm_decode import DecodeOutput, MultiBlock, StepEvent, SuffixWindow, decode, decode_many
 from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.join import Ended
+from dllm_decode.engine.ended import Ended
 from dllm_decode.engine.loop import run
 from dllm_decode.verify import ARVerify, NoVerifier, SelfVerify
 from samplers import JointThreshold

@@ -16,7 +16,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.network.transformer import Transformer
 from samplers import parse

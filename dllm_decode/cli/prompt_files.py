@@ -22,7 +22,7 @@ from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import raise_errors
+from dllm_decode.engine.decoding import raise_errors
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
     digest,

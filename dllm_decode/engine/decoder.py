@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model, the plug-ins and the options of one decode. `loop.new_decoder` checks them.
+    """A model, the plug-ins and the options of one decode. `decoding.new_decoder` checks them.
 
     Attributes:
         model: The mask predictor.

@@ -15,7 +15,8 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import raise_errors, rounds
+from dllm_decode.engine.decoding import raise_errors
+from dllm_decode.engine.loop import rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.loading.new_weights import version_of

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.join import Ended
+from dllm_decode.engine.ended import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.new_weights import replace_weights, version_of
 from dllm_decode.models.masked_transformer import require_own_network

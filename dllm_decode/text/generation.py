@@ -18,8 +18,9 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import Array, Prompt
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.join import Ended
-from dllm_decode.engine.loop import gather_outputs, raise_errors, require_observers, run
+from dllm_decode.engine.decoding import gather_outputs, raise_errors
+from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.loop import require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import require_seeds
 from dllm_decode.engine.verifier import Verifier

@@ -21,7 +21,8 @@ from dllm_decode.core.prompts import Prompt
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.sizes import round_up
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder, raise_errors, run
+from dllm_decode.engine.decoding import new_decoder, raise_errors
+from dllm_decode.engine.loop import run
 from dllm_decode.text.blanks import Choice, pieces_of, start_ids
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Decision, Sampler

@@ -13,7 +13,7 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.compatibility import default_sampler, require_plugins
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.requests import requests_of
 from dllm_decode.engine.uniform_state_checks import check_config
 from dllm_decode.engine.verifier import Verifier

@@ -11,7 +11,8 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import raise_errors, rounds
+from dllm_decode.engine.decoding import raise_errors
+from dllm_decode.engine.loop import rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
 from dllm_decode.engine.verifier import Verifier

@@ -11,7 +11,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.engine.loop import decode
+from dllm_decode.engine.decoding import decode
 from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys

@@ -6,7 +6,7 @@ from functools import partial
 from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
-from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
 from eval.oracle.joint import Joint, left_to_right

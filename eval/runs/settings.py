@@ -12,7 +12,7 @@ from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVer
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.settings.files import canonical_json, checked_value, digest_of_text
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS

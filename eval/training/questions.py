@@ -8,7 +8,7 @@ from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
 from eval.runs.prompts import PromptTokenizer, encode_prompt, warn_of_prompts

@@ -7,7 +7,7 @@ import msgspec
 import torch
 from rich.console import Console
 
-from dllm_decode.core.observers import Trace
+from dllm_decode.core.recorders import Trace
 from dllm_decode.settings.files import read_object, write_json
 from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.progress_bar import ProgressBar

@@ -30,7 +30,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.engine.join import Ended
+from dllm_decode.engine.ended import Ended
 from dllm_decode.engine.loop import run as decode_requests
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier

@@ -15,7 +15,8 @@ from dllm_decode.core.options import DecodeConfig, RequestOptions
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import check
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder, run
+from dllm_decode.engine.decoding import new_decoder
+from dllm_decode.engine.loop import run
 from dllm_decode.verify import (
     S2D2,
     AnySubsetVerify,

@@ -11,7 +11,8 @@ from toys import DriftingModel, HashModel, logits_of, tiny_llama, tiny_target
 
 from dllm_decode import DecodeConfig, DecodeOutput, RequestQueue, StepEvent
 from dllm_decode.caches import NoCache, PrefixCache
-from dllm_decode.engine.loop import decode, new_decoder, run
+from dllm_decode.engine.decoding import decode, new_decoder
+from dllm_decode.engine.loop import run
 from dllm_decode.verify import (
     ARVerify,
     NoVerifier,

@@ -13,7 +13,8 @@ from tiny_models import EVERY_FAMILY
 
 from dllm_decode import CachePolicy, DualCache, NoCache, PrefixCache
 from dllm_decode.core.rows import Request, RequestQueue
-from dllm_decode.engine.loop import new_decoder, run
+from dllm_decode.engine.decoding import new_decoder
+from dllm_decode.engine.loop import run
 from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, JointThreshold, Sampler, Wino
 from samplers.facts import Fact
 

@@ -18,7 +18,8 @@ from fuzzed_cases import Case, case_of
 from dllm_decode import DualCache, NoCache, NoVerifier, PrefixCache, Sequential
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import new_decoder, raise_errors, run
+from dllm_decode.engine.decoding import new_decoder, raise_errors
+from dllm_decode.engine.loop import run
 from samplers import ConfidenceThreshold, Factor, FixedSchedule
 
 _LEAST = 12

@@ -22,7 +22,8 @@ from torch import Tensor
 from dllm_decode import DecodeConfig, RequestQueue, Rollout, StepEvent, score
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, SubBlocks
 from dllm_decode.caches import DelayedCache, DualCache, FreeCache, NoCache, PrefixCache
-from dllm_decode.engine.loop import new_decoder, run
+from dllm_decode.engine.decoding import new_decoder
+from dllm_decode.engine.loop import run
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import RolloutRecorder

@@ -10,9 +10,9 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.join import blank_canvas, join
-from dllm_decode.engine.loop import new_decoder
 from dllm_decode.engine.packing import Packed, unpack
 from dllm_decode.engine.round import open_blocks
 from dllm_decode.engine.state import State

@@ -38,7 +38,7 @@ from dllm_decode import (
     run,
 )
 from dllm_decode.core.options import DecodeOptions
-from dllm_decode.engine.join import Ended
+from dllm_decode.engine.ended import Ended
 from samplers import Decision, FixedSchedule, Sampler, Wino
 from samplers.facts import Fact
 
