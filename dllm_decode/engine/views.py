@@ -46,7 +46,7 @@ def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[S
 
 def _narrow(state: State, window: Window) -> Window:
     """Returns the window with only those columns open that the last forward predicted."""
-    predicted = None if state.layout is None else state.layout.known()
+    predicted = None if state.layout is None else state.layout.predicted()
     if predicted is None:
         return window
     return replace(window, open=predicted & window.open)
