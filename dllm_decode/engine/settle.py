@@ -27,7 +27,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     """
     moves = moves_of(decoder, state, seen.window, seen.view, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
-    state = _check(decoder, state, seen, decision, moves, culprit=culprit)
+    state = _with_breaches(decoder, state, seen, decision, moves, culprit=culprit)
     before, moved = state.canvas, _move(state.canvas, seen.window, moves)
     state = end_at_eos(decoder, state._replace(canvas=moved))
     if state.commits is not None:
@@ -80,7 +80,7 @@ def moves_of(
     return Moves(commit, tokens, settled, remask)
 
 
-def _check(
+def _with_breaches(
     decoder: Decoder,
     state: State,
     seen: Look,
@@ -162,4 +162,4 @@ def note_sampler_breaches(decoder: Decoder, state: State, seen: Look, decision: 
     No row waits.
     """
     moves = moves_of(decoder, state, seen.window, seen.view, decision)
-    return _check(decoder, state, seen, decision, moves, culprit=decoder.sampler)
+    return _with_breaches(decoder, state, seen, decision, moves, culprit=decoder.sampler)
