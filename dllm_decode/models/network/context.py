@@ -63,8 +63,8 @@ def make_context(
     if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")
     rotation = config.rope.rotation(positions, dtype, frequencies)
-    group = config.num_heads // config.num_kv_heads
-    bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, group)
+    num_copies = config.num_heads // config.num_kv_heads
+    bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, num_copies)
     target = None
     if kv_cache is not None and inputs.slots is not None:
         target = _target(kv_cache, rows_of(inputs), inputs.slots)
