@@ -49,7 +49,7 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
         state = _with_history(state, state.cache.history, call)
     state = _note_unseen(decoder, state, call)
     state = note_not_finite(state, logits, decoder.model.name, branches.rows)
-    logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
+    logits = logits.index_fill_(-1, ids_on_device(decoder.banned_ids, logits.device), -torch.inf)
     predicted = call.layout.predicted()
     if predicted is None:
         return state, logits
@@ -242,6 +242,6 @@ def note_not_finite(
 
 
 @lru_cache(maxsize=64)
-def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
+def ids_on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
     """Returns token ids on a device; cached, so that each tuple is sent there once."""
     return send(ids, device, torch.long)
