@@ -113,8 +113,7 @@ def _layout(
     window = pass_.window
     branch_plans = [plans[row] for row in branches.rows]
     starts = tuple(window.starts[row] for row in branches.rows)
-    columns = tuple((plan.columns, plan.end, plan.hidden) for plan in branch_plans)
-    key = (columns, starts, window.width)
+    key = Layout.key_of(branch_plans, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
     if pass_.branches is not None:

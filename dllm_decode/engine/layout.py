@@ -125,6 +125,17 @@ class Layout(NamedTuple):
     order: slice | Int[Tensor, " N"]
 
     @staticmethod
+    def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
+        """Returns the key of a forward.
+
+        Args:
+            plans: The columns of each branch.
+            starts: First column of the window, for each branch.
+            width: Columns of the window.
+        """
+        return tuple((plan.columns, plan.end, plan.hidden) for plan in plans), starts, width
+
+    @staticmethod
     def of(key: LayoutKey, sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
         """Lays out a forward.
 
