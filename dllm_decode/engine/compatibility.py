@@ -48,7 +48,7 @@ def require_model(model: object) -> None:
         )
 
 
-def require_special_ids(model: MaskPredictor) -> None:
+def _require_special_ids(model: MaskPredictor) -> None:
     """Raises ValueError unless the model has `eos_ids`, all of them its tokens and not [MASK]."""
     ends = model.eos_ids
     if not ends or any(not 0 <= token < model.vocab_size for token in ends):
@@ -93,7 +93,7 @@ def check(
     """Raises ValueError if a part is of the wrong kind, or needs a fact that no part gives."""
     require_plugins(model, sampler, cache, verifier, blocks)
     require_declared(sampler, cache, verifier, blocks)
-    require_special_ids(model)
+    _require_special_ids(model)
     refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
     if refusal is not None:
         raise ValueError(refusal)
