@@ -180,6 +180,7 @@ def _group(
     members: tuple[int, ...],
     indices: slice | Int[Tensor, " N"],
 ) -> Group:
+    """Returns the group of some branches, of which all compute equally many columns."""
     member_plans = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
     slots = _slots(sight, member_plans)
