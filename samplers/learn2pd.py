@@ -78,7 +78,7 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return (filter_file(self.filter),)
+        return (_filter_file(self.filter),)
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
         trained = self.loaded
@@ -153,19 +153,19 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
     return nn.Sequential(*layers[:-1])
 
 
-def embedded_filters() -> tuple[str, ...]:
+def _embedded_filters() -> tuple[str, ...]:
     """Returns the names of the filters that are part of this package."""
     return tuple(sorted(path.stem.removeprefix("learn2pd-") for path in ASSETS.glob("learn2pd-*")))
 
 
-def filter_file(source: str) -> Path:
+def _filter_file(source: str) -> Path:
     """Returns the file of an embedded filter, or the file at a path.
 
     Raises:
         FileNotFoundError: If there is neither, or the path is no regular file, such as a device.
         ValueError: If the file is larger than a filter.
     """
-    names = embedded_filters()
+    names = _embedded_filters()
     path = ASSETS / f"learn2pd-{source}.safetensors" if source in names else Path(source)
     if not path.is_file():
         listed = ", ".join(names) or "none is installed"
@@ -192,7 +192,7 @@ def load_filter(source: str) -> Filter:
         FileNotFoundError: If there is neither, or the path is no regular file.
         ValueError: If the file is not a filter.
     """
-    path = filter_file(source)
+    path = _filter_file(source)
     try:
         return _read_filter(path)
     except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:

@@ -183,7 +183,7 @@ def decides_rows_alone(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
         alone, after = sampler.step(view, state)
         require_same(alone, view, played, row, "a row is decided otherwise without the other rows")
         for actual, expected in zip(
-            tensors_in(after), tensors_in(take_state(played.next_state, row)), strict=True
+            _tensors_in(after), _tensors_in(take_state(played.next_state, row)), strict=True
         ):
             # The last bit of a float32 power depends on the shape of the tensor.
             torch.testing.assert_close(
@@ -288,17 +288,17 @@ def _law_named(law: str, where: str) -> Iterator[None]:
         raise AssertionError(f"{error} (law {law} of {where})") from error
 
 
-def tensors_in(state: Any) -> list[Tensor]:
+def _tensors_in(state: Any) -> list[Tensor]:
     """Returns the tensors of a state, nested ones included."""
     if state is None:
         return []
     if isinstance(state, tuple):
-        return [tensor for part in state for tensor in tensors_in(part)]
+        return [tensor for part in state for tensor in _tensors_in(part)]
     return [state]
 
 
 def _require_equal(state: Any, expected_state: Any, message: str) -> None:
-    for actual, expected in zip(tensors_in(state), tensors_in(expected_state), strict=True):
+    for actual, expected in zip(_tensors_in(state), _tensors_in(expected_state), strict=True):
         same = torch.allclose(actual, expected, rtol=0, atol=0, equal_nan=True)
         assert actual.shape == expected.shape and same, message  # noqa: PT018  # of one tensor
 

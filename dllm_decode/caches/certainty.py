@@ -73,9 +73,9 @@ class CertaintyCache(CachePolicy):
         device, reach = settled.device, math.ceil(4 * self.sigma)
         distances = torch.arange(-reach, reach + 1, device=device, dtype=widest(device))
         weights = torch.exp(-0.5 * (distances / self.sigma) ** 2)
-        columns = torch.arange(-reach, canvas.width + reach, device=device)
-        nearest = columns.clamp(min=0).minimum(canvas.ends[:, None] - 1)
-        around = (settled.gather(1, nearest) | (columns < 0)).to(weights.dtype)
+        places = torch.arange(-reach, canvas.width + reach, device=device)
+        nearest = places.clamp(min=0).minimum(canvas.ends[:, None] - 1)
+        around = (settled.gather(1, nearest) | (places < 0)).to(weights.dtype)
         density = functional.conv1d(around[:, None], (weights / weights.sum())[None, None])
         # Rounded, so that densities that differ only by the order of a sum become equal.
         return density[:, 0].float()

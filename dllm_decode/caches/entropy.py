@@ -60,9 +60,9 @@ class EntropyCache(CachePolicy):
         """Returns the tokens that were never computed, and the `last_k` latest ones."""
         is_written = canvas.in_answer & ~canvas.given & ~is_mask
         is_new = is_written & (history.clean_since == 0)
-        columns = torch.arange(canvas.width, device=is_mask.device)
+        places = torch.arange(canvas.width, device=is_mask.device)
         # Among tokens that one forward was the first to compute, the last columns come first.
-        since = history.clean_since.masked_fill(is_new, _NEVER) * _NEVER + columns
+        since = history.clean_since.masked_fill(is_new, _NEVER) * _NEVER + places
         latest = since.masked_fill(~is_written, -1).topk(min(self.last_k, canvas.width), -1).indices
         return is_new | (torch.zeros_like(is_new).scatter(1, latest, True) & is_written)
 

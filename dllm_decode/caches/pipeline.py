@@ -73,18 +73,18 @@ class PipelineCache(CachePolicy):
 
         The entry after the last block is of a block that is never frozen.
         """
-        columns = torch.arange(canvas.width, device=now.device)
+        places = torch.arange(canvas.width, device=now.device)
         length = self.block_length
         # On a block-causal model the first block begins with the end of the prompt.
         firsts = canvas.firsts + (canvas.prompt_lengths - canvas.firsts) // length * length
-        blocks = (columns - firsts[:, None]) // length + 1
+        blocks = (places - firsts[:, None]) // length + 1
         is_masked = canvas.tokens == canvas.mask_id
         # A block counts as finished from the first forward on that computes all its tokens.
         since = history.clean_since
         clean_at = torch.where(since > 0, since, now[:, None])
         clean_at = clean_at.masked_fill(is_masked, _NEVER)
         clean_at = clean_at.masked_fill(blocks < 1, max(0, 1 - self.delay))
-        inside = columns < canvas.ends[:, None]
+        inside = places < canvas.ends[:, None]
         num_blocks = canvas.width // self.block_length + 3
         finished = clean_at.new_full((len(canvas), num_blocks), _NEVER)
         index = torch.where(inside, blocks.clamp(min=0), num_blocks - 1)

@@ -5,8 +5,8 @@ import warnings
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
+from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.uniform_state_checks import check_config
 from dllm_decode.engine.verifier import Verifier
 from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
@@ -48,7 +48,7 @@ def require_model(model: object) -> None:
         )
 
 
-def require_special_ids(model: MaskPredictor) -> None:
+def _require_special_ids(model: MaskPredictor) -> None:
     """Raises ValueError unless the model has `eos_ids`, all of them its tokens and not [MASK]."""
     ends = model.eos_ids
     if not ends or any(not 0 <= token < model.vocab_size for token in ends):
@@ -93,7 +93,7 @@ def check(
     """Raises ValueError if a part is of the wrong kind, or needs a fact that no part gives."""
     require_plugins(model, sampler, cache, verifier, blocks)
     require_declared(sampler, cache, verifier, blocks)
-    require_special_ids(model)
+    _require_special_ids(model)
     refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
     if refusal is not None:
         raise ValueError(refusal)
@@ -170,7 +170,7 @@ def check_options(decoder: Decoder) -> None:
             )
     if len({model.mask_id, *model.banned_ids, *config.banned_ids}) >= model.vocab_size:
         raise ValueError(f"banned_ids must leave a token of {model.name}, got all of them.")
-    check_config(model, config, return_logprobs=decoder.return_logprobs)
+    uniform_state_checks.check_config(model, config, return_logprobs=decoder.return_logprobs)
     reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
     if Fact.SAMPLER_DECIDES not in verifier.gives and reshapes:
         raise ValueError(

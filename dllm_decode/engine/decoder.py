@@ -14,9 +14,9 @@ from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.constraints.refusals import check_constraint
 from dllm_decode.engine.layout import Sight
-from dllm_decode.engine.uniform_state_checks import canvas_length_of, check_request
 from samplers.base import Sampler
 from samplers.checks import require_plugin
 from samplers.facts import Fact
@@ -61,7 +61,7 @@ class Decoder:
             raise ValueError(
                 f"block_length must be left out or be that of {self.blocks!r}, got {chosen}."
             )
-        length = canvas_length_of(model, chosen or fixed, config.gen_length)
+        length = uniform_state_checks.canvas_length_of(model, chosen or fixed, config.gen_length)
         config = replace(config, block_length=length)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
@@ -189,7 +189,7 @@ class Decoder:
                 f"{self.config.gen_length}, got {config.gen_length}."
             )
         tokens = read_prompt(prompt, self.model, config.gen_length)
-        check_request(self.model, tokens, config, template, self.block_length)
+        uniform_state_checks.check_request(self.model, tokens, config, template, self.block_length)
         self.sampler.check(
             model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )

@@ -195,6 +195,7 @@ def new_decoder(
 
 
 def _outputs_in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
+    """Returns the outputs in the order of the requests; holds those that end too early."""
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:

@@ -49,13 +49,13 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
         state = _with_history(state, state.cache.history, call)
     state = _note_unseen(decoder, state, call)
     state = note_not_finite(state, logits, decoder.model.name, branches.rows)
-    logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    known = call.layout.known()
-    if known is None:
+    logits = logits.index_fill_(-1, ids_on_device(decoder.banned_ids, logits.device), -torch.inf)
+    predicted = call.layout.predicted()
+    if predicted is None:
         return state, logits
     if pass_.branches is None:
-        state = _note_unknown(decoder, state, pass_.window, known)
-    return state, _fill_unknown(call, logits, known)
+        state = _note_unpredicted(decoder, state, pass_.window, predicted)
+    return state, _fill_unpredicted(call, logits, predicted)
 
 
 class _Call(NamedTuple):
@@ -113,8 +113,7 @@ def _layout(
     window = pass_.window
     branch_plans = [plans[row] for row in branches.rows]
     starts = tuple(window.starts[row] for row in branches.rows)
-    columns = tuple((plan.columns, plan.end, plan.hidden) for plan in branch_plans)
-    key = (columns, starts, window.width)
+    key = Layout.key_of(branch_plans, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
     if pass_.branches is not None:
@@ -203,28 +202,28 @@ def _note_unseen(decoder: Decoder, state: State, call: _Call) -> State:
     return state.with_breach(is_unseen, decoder.verifier, duty)
 
 
-def _note_unknown(
-    decoder: Decoder, state: State, window: Window, known: Bool[Tensor, "B W"]
+def _note_unpredicted(
+    decoder: Decoder, state: State, window: Window, predicted: Bool[Tensor, "B W"]
 ) -> State:
     """Notes rows whose cache policy leaves out columns that predict open positions."""
     is_open = window.part(state.canvas.unsettled) & window.open
-    is_broken = ~known & is_open
+    is_broken = ~predicted & is_open
     duty = "compute every column that predicts an open position, from query.needed on"
     if decoder.cache_narrows:
-        is_broken = ~(known & is_open).any(-1)
+        is_broken = ~(predicted & is_open).any(-1)
         duty = "compute a column that predicts an open position"
     return state.with_breach(is_broken, decoder.cache, duty)
 
 
-def _fill_unknown(
-    call: _Call, logits: Float[Tensor, "N n V"], known: Bool[Tensor, "N W"]
+def _fill_unpredicted(
+    call: _Call, logits: Float[Tensor, "N n V"], predicted: Bool[Tensor, "N W"]
 ) -> Float[Tensor, "N n V"]:
     """Returns logits that are certain of the token in columns that no computed column predicts."""
-    known, tokens = (
+    predicted, tokens = (
         part_of(values, call.pass_.asked)
-        for values in (known, call.layout.window.part(call.branches.tokens))
+        for values in (predicted, call.layout.window.part(call.branches.tokens))
     )
-    return certain_where(logits, ~known, tokens)
+    return certain_where(logits, ~predicted, tokens)
 
 
 def note_not_finite(
@@ -242,6 +241,6 @@ def note_not_finite(
 
 
 @lru_cache(maxsize=64)
-def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
+def ids_on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
     """Returns token ids on a device; cached, so that each tuple is sent there once."""
     return send(ids, device, torch.long)

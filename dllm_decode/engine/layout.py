@@ -86,7 +86,7 @@ class Group(NamedTuple):
         columns: The columns to compute, which are their rotary positions.
         slots: `columns` as slots of a cache; a slice if all members compute the same columns.
         predictors: For each column of the window, which of the computed columns predicts it.
-        known: True where the column that predicts is computed; `None`: everywhere.
+        predicted: True where the column that predicts is computed; `None`: everywhere.
         attend: As `ForwardInputs.attend`.
         num_keys: Keys of the group, K.
     """
@@ -96,7 +96,7 @@ class Group(NamedTuple):
     columns: Int[Tensor, "N Q"]
     slots: slice | Int[Tensor, "N Q"]
     predictors: Int[Tensor, "N W"]
-    known: Bool[Tensor, "N W"] | None
+    predicted: Bool[Tensor, "N W"] | None
     attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
     num_keys: int
 
@@ -125,6 +125,17 @@ class Layout(NamedTuple):
     order: slice | Int[Tensor, " N"]
 
     @staticmethod
+    def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
+        """Returns the key of a forward.
+
+        Args:
+            plans: The columns of each branch.
+            starts: First column of the window, for each branch.
+            width: Columns of the window.
+        """
+        return tuple((plan.columns, plan.end, plan.hidden) for plan in plans), starts, width
+
+    @staticmethod
     def of(key: LayoutKey, sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
         """Lays out a forward.
 
@@ -151,14 +162,14 @@ class Layout(NamedTuple):
         """Joins the results of the groups, in the order of the branches."""
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))[self.order]
 
-    def known(self) -> Bool[Tensor, "N W"] | None:
+    def predicted(self) -> Bool[Tensor, "N W"] | None:
         """Returns where a computed column predicts the window; `None`: everywhere."""
-        if all(group.known is None for group in self.groups):
+        if all(group.predicted is None for group in self.groups):
             return None
         parts = []
         for group in self.groups:
             all_true = torch.ones_like(group.predictors, dtype=torch.bool)
-            parts.append(all_true if group.known is None else group.known)
+            parts.append(all_true if group.predicted is None else group.predicted)
         return self.merge(parts)
 
 
@@ -169,6 +180,7 @@ def _group(
     members: tuple[int, ...],
     indices: slice | Int[Tensor, " N"],
 ) -> Group:
+    """Returns the group of some branches, of which all compute equally many columns."""
     member_plans = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
     slots = _slots(sight, member_plans)
@@ -178,14 +190,14 @@ def _group(
         columns = computed.expand(len(members), -1)
     else:
         columns = slots
-    predictors, known = _predictors(sight, member_plans, starts, window.width, slots)
+    predictors, predicted = _predictors(sight, member_plans, starts, window.width, slots)
     return Group(
         members=members,
         indices=indices,
         columns=columns,
         slots=slots,
         predictors=predictors,
-        known=known,
+        predicted=predicted,
         attend=_attend(sight, member_plans, columns, num_keys),
         num_keys=num_keys,
     )
@@ -223,28 +235,28 @@ def _predictors(
         computed column    2  3  4  5  6
         its index          0  1  2  3  4
         window             4  5  6  7  8
-        predicted by       3  4  5  6  7     column - shift
+        sources            3  4  5  6  7     column - shift
         predictors         1  2  3  4  4     its index; arbitrary where it is not computed
-        known              x  x  x  x  -
+        predicted          x  x  x  x  -
     """
     offsets = torch.arange(width, device=sight.device) - sight.shift
     if len(set(starts)) == 1:
-        wanted = (offsets + starts[0]).repeat(len(plans), 1)
+        sources = (offsets + starts[0]).repeat(len(plans), 1)
     else:
-        wanted = send(starts, sight.device)[:, None] + offsets
+        sources = send(starts, sight.device)[:, None] + offsets
     # No column predicts column 0 of a shifted model; the logits of column 0 are used for it.
-    wanted = wanted.clamp(min=0)
+    sources = sources.clamp(min=0)
     if isinstance(slots, slice):
         first, num_columns = slots.start, slots.stop - slots.start
-        predictors = (wanted - first).clamp(0, num_columns - 1)
-        known = None if _covers(sight, plans, starts, width) else predictors + first == wanted
-        return predictors, known
-    predictors = torch.searchsorted(slots.contiguous(), wanted.contiguous())
+        predictors = (sources - first).clamp(0, num_columns - 1)
+        predicted = None if _covers(sight, plans, starts, width) else predictors + first == sources
+        return predictors, predicted
+    predictors = torch.searchsorted(slots.contiguous(), sources.contiguous())
     predictors = predictors.clamp(max=slots.shape[1] - 1)
     is_one_range = all(len(plan.columns) == 1 for plan in plans)
     if is_one_range and _covers(sight, plans, starts, width):
         return predictors, None
-    return predictors, slots.gather(1, predictors) == wanted
+    return predictors, slots.gather(1, predictors) == sources
 
 
 def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: int) -> bool:

@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.observers import Observer, StepEvent, final_tokens
+from dllm_decode.core.observers import Observer, final_tokens
 from dllm_decode.core.rows import Numbers, Row
-from dllm_decode.core.sending import send
+from dllm_decode.engine.breach_errors import errors_of
 from dllm_decode.engine.checks import (
     require_after,
     require_look,
@@ -29,10 +28,10 @@ from dllm_decode.engine.checks import (
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.state import Breach, Look, State
+from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.step_event import event_of
 from samplers.calls import require_max_steps
 from samplers.checks import shown
-from samplers.facts import Fact
 
 
 def one_round(
@@ -58,7 +57,7 @@ def one_round(
     part, moved = settle(decoder, part, seen, decision)
     state, done = advance(decoder, state.put(stepping, part), seen, stepping)
     if observers:
-        event = _event(decoder, before, moved, state, seen, stepping, done)
+        event = event_of(decoder, before, moved, state, seen, stepping, done)
         for observer in observers:
             observer(event)
     return state, done
@@ -131,7 +130,7 @@ def advance(
     state, verified = require_after(verifier.after(decoder, state), owner=verifier)
     rows, done = [], []
     readings = _read_on_host(decoder, state, verified)
-    errors = _errors(decoder, state, seen, stepping, readings.broken)
+    errors = errors_of(decoder, state, seen, stepping, readings.broken)
     for n, row in enumerate(state.rows):
         unsettled, error = readings.first_unsettled[n], errors[n]
         if n in stepping and not row.nfe and not row.target_nfe:
@@ -205,46 +204,6 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Any]:
     return lists
 
 
-def _errors(
-    decoder: Decoder,
-    state: State,
-    seen: Look,
-    stepping: Sequence[int],
-    broken: Sequence[Sequence[int]],
-) -> list[str]:
-    """Returns the first error of each row, "" where no rule was broken."""
-    errors = [""] * len(state.rows)
-    for breach, values in zip(state.breaches, broken, strict=True):
-        for row, is_broken in zip(breach.rows, values, strict=True):
-            if is_broken and not errors[row]:
-                errors[row] = _error(decoder, state, seen, stepping, breach, row)
-    return errors
-
-
-def _error(
-    decoder: Decoder,
-    state: State,
-    seen: Look,
-    stepping: Sequence[int],
-    breach: Breach,
-    row: int,
-) -> str:
-    """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
-    culprit, duty = breach.culprit, breach.duty
-    # Read only now, because the host waits: no sampler can commit if nothing is eligible.
-    has_decided = culprit is decoder.sampler and row in stepping
-    if has_decided and not seen.view.eligible[stepping.index(row)].any():
-        if not decoder.tokens_are_final:
-            return f"{culprit} must re-mask tokens of the open block only, and re-masked another."
-        opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.blocks.gives
-        culprit = decoder.verifier if opens_whole_blocks else decoder.blocks
-        duty = "leave at least one unsettled position of every row eligible"
-        if seen.view.eligible.is_inference():
-            # A schedule or verifier made this view, and no write into it was counted.
-            duty += f", unless {decoder.sampler} wrote into view.eligible"
-    return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
-
-
 def _rows_that_stop(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
     """Returns the rows that their stop rule ends; the host reads tokens only if a rule needs them.
 
@@ -263,45 +222,3 @@ def _rows_that_stop(decoder: Decoder, state: State, stepping: Sequence[int]) -> 
         if stops:
             stopped.append(n)
     return stopped
-
-
-def _event(
-    decoder: Decoder,
-    before: Canvas,
-    moved: Canvas,
-    state: State,
-    seen: Look,
-    stepping: Sequence[int],
-    done: Sequence[int],
-) -> StepEvent:
-    """Returns the event that observers see: the rows that took a step, before and after it.
-
-    `before` and `moved` are canvases of these rows; `moved` has the decision's tokens only.
-    """
-    part = state.take(stepping)
-    numbers = [
-        (row.request.index, row.query_positions, n in done)
-        for n, row in zip(stepping, part.rows, strict=True)
-    ]
-    # One tensor, because each tensor needs a copy to the device.
-    requests, query_positions, ended = send(numbers, state.device).unbind(-1)
-    after = part.canvas
-    filled = after.tokens != moved.tokens
-    if done:
-        rest = after.unsettled & ended.bool()[:, None]
-        after, filled = after.filled(rest), filled | rest
-    return StepEvent(
-        before=before,
-        after=after,
-        filled=filled,
-        view=seen.view,
-        rows=part.rows,
-        ended=ended.bool(),
-        is_final=decoder.tokens_are_final,
-        decode=state.decode,
-        requests=requests,
-        forwards=state.cost.forwards,
-        query_positions=query_positions,
-        drafted=part.cost.drafted,
-        accepted=part.cost.accepted,
-    )

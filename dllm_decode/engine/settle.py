@@ -25,9 +25,9 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
         The state, and the canvas with the decision's tokens only: without the EOS that the engine
         writes after a committed EOS.
     """
-    moves = moves_of(decoder, state, seen.window, seen.view, decision)
+    moves = _moves_of(decoder, state, seen.window, seen.view, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
-    state = _check(decoder, state, seen, decision, moves, culprit=culprit)
+    state = _with_breaches(decoder, state, seen, decision, moves, culprit=culprit)
     before, moved = state.canvas, _move(state.canvas, seen.window, moves)
     state = end_at_eos(decoder, state._replace(canvas=moved))
     if state.commits is not None:
@@ -51,7 +51,7 @@ class Moves(NamedTuple):
     remask: Bool[Tensor, "B W"] | None
 
 
-def moves_of(
+def _moves_of(
     decoder: Decoder, state: State, window: Window, view: View, decision: Decision
 ) -> Moves:
     """Returns the part of a decision that keeps the rules.
@@ -80,7 +80,7 @@ def moves_of(
     return Moves(commit, tokens, settled, remask)
 
 
-def _check(
+def _with_breaches(
     decoder: Decoder,
     state: State,
     seen: Look,
@@ -151,8 +151,8 @@ def _record(state: State, commits: CommitState, seen: Look, moves: Moves, before
 def state_after(
     decoder: Decoder, state: State, window: Window, view: View, decision: Decision
 ) -> State:
-    """Returns the state with the tokens of a decision, see `moves_of`."""
-    moves = moves_of(decoder, state, window, view, decision)
+    """Returns the state with the tokens of a decision, see `_moves_of`."""
+    moves = _moves_of(decoder, state, window, view, decision)
     return state._replace(canvas=_move(state.canvas, window, moves))
 
 
@@ -161,5 +161,5 @@ def note_sampler_breaches(decoder: Decoder, state: State, seen: Look, decision: 
 
     No row waits.
     """
-    moves = moves_of(decoder, state, seen.window, seen.view, decision)
-    return _check(decoder, state, seen, decision, moves, culprit=decoder.sampler)
+    moves = _moves_of(decoder, state, seen.window, seen.view, decision)
+    return _with_breaches(decoder, state, seen, decision, moves, culprit=decoder.sampler)

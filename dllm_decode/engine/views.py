@@ -46,7 +46,7 @@ def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[S
 
 def _narrow(state: State, window: Window) -> Window:
     """Returns the window with only those columns open that the last forward predicted."""
-    predicted = None if state.layout is None else state.layout.known()
+    predicted = None if state.layout is None else state.layout.predicted()
     if predicted is None:
         return window
     return replace(window, open=predicted & window.open)
@@ -160,13 +160,13 @@ def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | Non
         return Truncation(*settings[0])
     temperatures, shares, counts = zip(*settings, strict=True)
     return Truncation(
-        per_row(temperatures, device),
-        per_row(shares, device),
+        _per_row(temperatures, device),
+        _per_row(shares, device),
         send(counts, device),
     )
 
 
-def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
+def _per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
     """Returns one number for each row as a tensor, in float64 if the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return send(values, device, dtype)
@@ -178,7 +178,7 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
     for config in (row.config for row in rows):
         is_divided = config.is_tempered and config.temperature > 0.0
         values.append(1.0 if is_divided else float(config.temperature))
-    return values[0] if len(set(values)) == 1 else per_row(values, device)
+    return values[0] if len(set(values)) == 1 else _per_row(values, device)
 
 
 def _one_or_each(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:

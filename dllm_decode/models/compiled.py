@@ -29,7 +29,7 @@ def compiled_forward(transformer: Transformer) -> Callable[[ForwardInputs], Floa
     Raises:
         ValueError: If the network is spread over devices, or its weights are quantised.
     """
-    require_compilable(transformer)
+    _require_compilable(transformer)
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _MOST_KINDS)
     run = torch.compile(
@@ -43,7 +43,7 @@ def compiled_forward(transformer: Transformer) -> Callable[[ForwardInputs], Floa
     return forward
 
 
-def require_compilable(transformer: Transformer) -> None:
+def _require_compilable(transformer: Transformer) -> None:
     """Raises ValueError if a network is spread, quantised, or has experts in another dtype.
 
     The product of many experts at once can be compiled in bfloat16 only.

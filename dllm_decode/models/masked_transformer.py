@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
 from dllm_decode.models.compiled import compiled_forward
 from dllm_decode.models.families.base import Family
-from dllm_decode.models.network.context import split
+from dllm_decode.models.network.context import split_columns
 from dllm_decode.models.network.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class MaskedTransformer(nn.Module):
         """
         if len(groups) == 1:
             return [self.predict(groups[0])]
-        return split(self._forward(*groups), [group.wanted.shape for group in groups])
+        return split_columns(self._forward(*groups), [group.wanted.shape for group in groups])
 
     def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
         run: Callable[[Sequence[ForwardInputs]], Tensor] = self.transformer.forward_groups

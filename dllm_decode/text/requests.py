@@ -11,11 +11,11 @@ from dllm_decode.core.options import DecodeConfig, DecodeOptions
 from dllm_decode.core.prompts import Prompt, filling_options, require_one_each, require_templates
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import stop_rule
+from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.compatibility import default_sampler, require_plugins
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.requests import requests_of
-from dllm_decode.engine.uniform_state_checks import check_config
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.blanks import template_ids
@@ -68,7 +68,7 @@ def read_templates(
     config = config.updated(**options)
     if not token_ids:
         return token_ids, config
-    check_config(model, config, token_ids)
+    uniform_state_checks.check_config(model, config, token_ids)
     if config.gen_length != DecodeConfig.gen_length:
         options = {**options, "gen_length": config.gen_length}
     return token_ids, config.updated(**filling_options(max(token_ids, key=len), options))

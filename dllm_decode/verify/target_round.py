@@ -13,7 +13,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.forward import forward, note_not_finite, on_device
+from dllm_decode.engine.forward import forward, ids_on_device, note_not_finite
 from dllm_decode.engine.state import State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
@@ -207,7 +207,7 @@ def ask_target(
     logits = reading.logits[..., : target.num_shared_ids]
     state = note_not_finite(state, logits, target.name)
     banned_ids = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
-    logits = logits.index_fill_(-1, on_device(banned_ids, logits.device), -torch.inf)
+    logits = logits.index_fill_(-1, ids_on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
     return state._replace(cost=cost, rows=rows), TargetRound(logits, reading, unread)

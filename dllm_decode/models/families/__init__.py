@@ -64,6 +64,7 @@ def family_of(
 
 
 def _family_named(name: str) -> Family:
+    """Returns the family of a name, which may be one of the caller's own, MODULE:NAME."""
     if name in FAMILIES:
         return FAMILIES[name]
     if ":" not in name:
@@ -84,6 +85,7 @@ def _family_named(name: str) -> Family:
 
 
 def _recognise(architecture: object, file: str) -> Family:
+    """Returns the family of an architecture, unless only the caller may name this family."""
     supported = []
     remedy = _NOT_IMPLEMENTED.get(
         str(architecture),

@@ -208,6 +208,7 @@ class Family:
         tokenizer_id: int | None,
         vocab_size: int,
     ) -> int:
+        """Returns the id of [MASK]: the caller's, else the config's, tokenizer's or family's."""
         config, generation = readers
         if not any(map(config.has, self.mask_keys)) and generation.has("mask_token_id"):
             config = generation
@@ -236,6 +237,7 @@ class Family:
         tokenizer_id: int | None,
         vocab_size: int,
     ) -> tuple[int, ...]:
+        """Returns the tokens that end an answer: those stated, and those that end a turn."""
         config, generation = readers
         generation_ids = generation.integers("eos_token_id", [], most=vocab_size - 1)
         default = self.eos_id
@@ -257,6 +259,7 @@ class Family:
         return tuple(dict.fromkeys([*stated, *turn_ends, *generation_ids]))
 
     def _block_length(self, config: ConfigReader, block_length: int | None) -> int:
+        """Returns the block length: the caller's, else the config's or the family's."""
         if block_length is not None:
             if not (self.block_length or self.may_be_block_causal):
                 raise ValueError(

@@ -49,6 +49,7 @@ def _llada_moe(config: ConfigReader) -> NetworkConfig:
 
 
 def _llada2_moe(config: ConfigReader) -> NetworkConfig:
+    """Returns the shape of LLaDA 2's network: experts in groups, or in a pool for each block."""
     plain = _experts(config)
     # LLaDA 2.2 has a pool of experts for each block. Its groups are written, and ignored.
     pool_size = config.integer("expert_capacity", 0)

@@ -195,6 +195,7 @@ def require_whole_rotation(config: ConfigReader, rope: StatedRope) -> None:
 
 
 def _scaling(rope: ConfigReader) -> RopeScaling | None:
+    """Returns how rotary frequencies are scaled; `None`: as trained."""
     type_key = "rope_type" if rope.has("rope_type") else "type"
     # A factor without a type is an error, because the kind of scaling is unknown.
     kind = rope.text(type_key, None if rope.has("factor") else "default")

@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.graphs.backends import Buffers
 from dllm_decode.models.graphs.kinds import GraphKind
-from dllm_decode.models.network.context import join, rows_of
+from dllm_decode.models.network.context import join_columns, rows_of
 
 
 def new_buffers(kind: GraphKind, cache: KVCache | None, device: torch.device) -> Buffers:
@@ -66,7 +66,7 @@ def result_of(
     """Returns the hidden states of the wanted columns, joined by `join`, in memory of their own."""
     parts = [hidden[_index_of(group), : group.wanted.shape[1]] for group in groups]
     # The next replay overwrites `hidden`.
-    return parts[0].clone() if len(parts) == 1 else join(parts)
+    return parts[0].clone() if len(parts) == 1 else join_columns(parts)
 
 
 def _fill_mask(buffer: Shaped[Tensor, "R _ K"], group: ForwardInputs, rows: slice | Tensor) -> None:

@@ -118,7 +118,7 @@ def read_adapter(folder: Path) -> Adapter:
         )
     factors = {
         name: Factors(down, up, _scale(config, name, rank=down.shape[0]))
-        for name, (down, up) in _pairs(path).items()
+        for name, (down, up) in _factors_by_matrix(path).items()
     }
     is_partial = config.has("layers_to_transform") or bool(config.value("exclude_modules"))
     # A text is a pattern of names.
@@ -137,7 +137,8 @@ def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
         require_finite(matrix, name, adapter.path)
 
 
-def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def _factors_by_matrix(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the down and up factors of each matrix that an adapter file changes, by its name."""
     pairs: dict[str, dict[str, Tensor]] = {}
     with open_weights(path) as opened:
         for key in opened.keys():  # noqa: SIM118 - it is no dict

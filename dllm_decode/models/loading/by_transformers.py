@@ -78,7 +78,7 @@ def load_by_transformers(
     return model
 
 
-def fingerprint_of_network(network: nn.Module) -> str:
+def _fingerprint_of_network(network: nn.Module) -> str:
     """Returns a fingerprint of the weights of a network that transformers computes."""
     digests = [
         (name, digest_of_tensor(weight.detach()))
@@ -123,7 +123,7 @@ def load_diffusion_gemma(
         network, name=name, eos_ids=tuple(ends) if isinstance(ends, list) else (ends,)
     )
     model.files = files
-    model.fingerprint = fingerprint_of_network(network)
+    model.fingerprint = _fingerprint_of_network(network)
     return model
 
 
@@ -157,7 +157,7 @@ def load_xlnet(
             )
     files = model_files(folder)
     network = load_by_transformers(XLNetLMHeadModel, folder, dtype="auto")
-    fingerprint = fingerprint_of_network(network)
+    fingerprint = _fingerprint_of_network(network)
     # The library leaves some weights in float32, whatever dtype is asked for.
     network.to(device, dtype or network.transformer.word_embedding.weight.dtype)
     if mask_id is None:

@@ -176,6 +176,7 @@ def _new_config(model: MaskedTransformer) -> dict[str, object]:
 
 
 def _config(model: MaskedTransformer) -> dict[str, object]:
+    """Returns the config.json of a model in the LLaDA format."""
     shape = model.transformer.config
     # The switches of LLaDA that have one value here.
     fixed = {key: allowed[0] for key, allowed in LLADA.refusals if allowed[0] is not None}

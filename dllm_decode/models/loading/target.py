@@ -71,7 +71,7 @@ def load_target(
     with by_transformers(folder):
         target_tokenizer = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
-    num_shared_ids = count_shared_ids(target_tokenizer, tokenizer, name=name)
+    num_shared_ids = _count_shared_ids(target_tokenizer, tokenizer, name=name)
     model = load_by_transformers(
         AutoModelForCausalLM, folder, exact=True, dtype=dtype or "auto", device_map={"": place}
     )
@@ -85,7 +85,7 @@ def load_target(
     )
 
 
-def count_shared_ids(
+def _count_shared_ids(
     target: "transformers.PreTrainedTokenizerBase",
     tokenizer: "transformers.PreTrainedTokenizerBase",
     *,

@@ -155,6 +155,7 @@ def _read(name: str, files: list[Path]) -> Tensor:
 
 
 def _headers(files: list[Path], stored: StoredFormat) -> dict[str, Header]:
+    """Returns the shape and dtype of each tensor by its name, as the model has them."""
     headers: dict[str, Header] = {}
     for path in files:
         with open_weights(path) as opened:

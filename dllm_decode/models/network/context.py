@@ -63,8 +63,8 @@ def make_context(
     if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")
     rotation = config.rope.rotation(positions, dtype, frequencies)
-    group = config.num_heads // config.num_kv_heads
-    bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, group)
+    num_copies = config.num_heads // config.num_kv_heads
+    bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, num_copies)
     target = None
     if kv_cache is not None and inputs.slots is not None:
         target = _target(kv_cache, rows_of(inputs), inputs.slots)
@@ -107,17 +107,17 @@ def on_device(context: LayerContext, device: torch.device) -> LayerContext:
     )
 
 
-def join(groups: Sequence[Shaped[Tensor, "_ _ ..."]]) -> Shaped[Tensor, "_ _ ..."]:
+def join_columns(groups: Sequence[Shaped[Tensor, "_ _ ..."]]) -> Shaped[Tensor, "_ _ ..."]:
     """Returns the columns of all groups in one row; a single group is returned unchanged."""
     if len(groups) == 1:
         return groups[0]
     return torch.cat([group.flatten(0, 1) for group in groups])[None]
 
 
-def split(
+def split_columns(
     joined: Shaped[Tensor, "_ _ ..."], sizes: Sequence[tuple[int, ...]]
 ) -> list[Shaped[Tensor, "_ _ ..."]]:
-    """Undoes `join` for groups of these numbers of rows and columns; the results are views."""
+    """Undoes `join_columns` for groups of these rows and columns each; the results are views."""
     if len(sizes) == 1:
         return [joined]
     parts = joined[0].split([prod(size) for size in sizes])

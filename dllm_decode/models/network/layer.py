@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.context import LayerContext, join, split
+from dllm_decode.models.network.context import LayerContext, join_columns, split_columns
 from dllm_decode.models.network.moe import MLP, MoE
 from dllm_decode.models.network.operations import attend, store
 from dllm_decode.models.network.packed import Linear
@@ -57,9 +57,11 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "_ _ H"]:
         """Attends group by group; both matrices multiply the joined columns of all groups."""
         heads = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))
-        parts = split(heads, [group.size for group in groups])
+        parts = split_columns(heads, [group.size for group in groups])
         pairs = zip(parts, groups, strict=True)
-        mixed: Tensor = self.output(join([self._attend(part, group) for part, group in pairs]))
+        mixed: Tensor = self.output(
+            join_columns([self._attend(part, group) for part, group in pairs])
+        )
         return mixed
 
     def _attend(
@@ -122,6 +124,6 @@ def take_wanted(
     wanted = [group.wanted for group in groups if group.wanted is not None]
     if not wanted:
         return hidden
-    parts = split(hidden, [group.size for group in groups])
+    parts = split_columns(hidden, [group.size for group in groups])
     indices = [index[:, :, None].expand(-1, -1, hidden.shape[2]) for index in wanted]
-    return join([part.gather(1, index) for part, index in zip(parts, indices, strict=True)])
+    return join_columns([part.gather(1, index) for part, index in zip(parts, indices, strict=True)])

@@ -12,7 +12,7 @@ from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import (
     LayerContext,
     for_queries,
-    join,
+    join_columns,
     make_context,
     on_device,
 )
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         pointwise: Pointwise = EAGER,
     ) -> Float[Tensor, "_ _ H"]:
         """Passes the joined columns of all groups through the layers and the final norm."""
-        hidden: Tensor = self.embedding(join([group.tokens for group in inputs]))
+        hidden: Tensor = self.embedding(join_columns([group.tokens for group in inputs]))
         if frequencies is None:
             frequencies = self.config.rope.frequencies(inputs[0].positions.device)
         groups: Sequence[LayerContext] = [

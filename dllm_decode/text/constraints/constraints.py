@@ -13,7 +13,7 @@ import msgspec
 from dllm_decode.text.constraints.machines.ecma import ExpressionError, full_match, parse
 from dllm_decode.text.constraints.machines.languages import words
 from dllm_decode.text.constraints.machines.octets import Octets, written
-from dllm_decode.text.constraints.schemas.keywords import check_schema
+from dllm_decode.text.constraints.schemas.keywords import read_schema
 from dllm_decode.text.constraints.schemas.writer import compile_schema
 from samplers.checks import shown
 
@@ -142,7 +142,7 @@ class JsonSchema(Constraint):
             raise ValueError(f"extra_keys must be True or False, got {shown(self.extra_keys)}.")
         self._space()
         schema = self._given()
-        check_schema(schema)
+        read_schema(schema)
         _require_levels(schema)
         self.as_dict()
 
@@ -164,7 +164,7 @@ class JsonSchema(Constraint):
 
     def octets(self) -> Octets:
         # The parts of a dict of JSON values are told apart by their identity.
-        document = check_schema(self.as_dict())
+        document = read_schema(self.as_dict())
         return compile_schema(
             document, depth=self.depth, space=self._space(), extra_keys=self.extra_keys
         )

@@ -334,7 +334,7 @@ STEPS: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
     "commits are recorded, cut": ("llada", DRAWN | {"return_logprobs": True, "top_p": 0.8}, 6, {}),
     "gains": ("llada", {"sampler": FixedSchedule(4), "observers": [Gains()]}, 6, {}),
     "trace": ("llada", {"sampler": FixedSchedule(4), "observers": [Trace()]}, 6,
-              {"copy to the host in observers.Trace.__call__": 5}),
+              {"copy to the host in recorders.Trace.__call__": 5}),
     **{
         repr(sampler): ("llada", {"sampler": sampler}, 6, {}) for sampler in (PROPHET, MARKED)
     },

@@ -153,11 +153,6 @@ def test_texts_that_end_a_block_become_tokens_of_the_tokenizer() -> None:
         decode(model, [[5]], ConfidenceThreshold(), blocks=AdaptiveBlocks(), gen_length=8)
 
 
-def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"opening of GrowingBlocks.* multiple of 4 columns"):
-        decode(tiny("sdar"), [[5]], ConfidenceThreshold(), blocks=GrowingBlocks(), gen_length=16)
-
-
 @dataclass(frozen=True)
 class CutBlocks(BlockSchedule):
     """Opens one column at a time, and takes two columns for the open block."""

@@ -78,7 +78,7 @@ _ASSERTIONS = {*_KIND_OF, *_REFUSED, *PARTS, "format", "const", "$ref"}
 _LOWER = {keyword.lower(): keyword for keyword in sorted(_ASSERTIONS)}
 
 
-def check_schema(root: Any) -> Document:
+def read_schema(root: Any) -> Document:
     """Returns a schema with the places of its parts.
 
     All parts that a value may be checked against are read, without recursion.

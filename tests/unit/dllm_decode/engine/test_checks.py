@@ -151,10 +151,6 @@ SCHEDULES: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-def test_a_schedule_may_open_everything_at_once() -> None:
-    assert run(blocks=schedule()).forwards > 1
-
-
 def looking(change: Callable[..., Any], **members: Any) -> Any:
     """Returns a verifier that calls `change` with the state and the result of the default look."""
 

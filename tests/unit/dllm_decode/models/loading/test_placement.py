@@ -162,20 +162,6 @@ def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
         load_model("someone/model", device="toaster")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"device": {"": "cpu"}}, "must be one device, or 'auto' .*, got {'': 'cpu'}"),
-        ({"device": "cuda:99"}, "got 'cuda:99'"),
-        ({"device": "meta"}, "A device must hold values, got 'meta'"),
-    ],
-    ids=str,
-)
-def test_impossible_devices_are_refused_by_name(options, sentence) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        load_model(LLADA, **options)
-
-
 def test_a_spread_model_is_not_converted_or_moved() -> None:
     model, _ = load_model(LLADA)
     model.transformer.route = {"embedding": SECOND}

@@ -72,6 +72,7 @@ def test_a_damaged_target_is_refused(
         ({"device": "nope"}, "A device must be one that .* got 'nope'"),
         # Torch listed 24 kinds of devices.
         ({"device": "gpu"}, r"got 'gpu' \(torch has no device of this name\)\. Choose 'cpu'"),
+        ({"device": "cuda:99"}, "got 'cuda:99'"),
         ({"device": 5.5}, r"A device must be one that .* got 5\.5"),
         ({"device": "meta"}, "A device must hold values, got 'meta'"),
         ({"tokenizer": None}, "tokenizer must be the tokenizer that load_model returns, got None"),
