@@ -1,6 +1,5 @@
 """Rollouts of many prompts, in groups as they end."""
 
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Unpack
@@ -13,6 +12,7 @@ from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import raise_errors
@@ -111,10 +111,9 @@ def roll_out(
     )
     require_recordable(decoder)
     if config.temperature == 0.0 and num_return_sequences > 1:
-        warnings.warn(
+        warn_user(
             "At temperature=0 answers are not drawn, so that a policy cannot learn from them. Pass "
-            "a temperature, such as 1.0.",
-            stacklevel=2,
+            "a temperature, such as 1.0."
         )
     if not isinstance(stop_strings, Sequence):
         raise ValueError(f"stop_strings must be a text or texts, got {shown(stop_strings)}.")

@@ -1,6 +1,5 @@
 """Texts, chats or token ids in, texts out."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import Array, Prompt
 from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoding import gather_outputs, raise_errors
 from dllm_decode.engine.ended import Ended
@@ -184,9 +184,8 @@ def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
     """Warns if several answers to each input were asked for, and all of them are equal."""
     copies = decoded.tokens.unflatten(0, (-1, num_copies))
     if (copies == copies[:, :1]).all():
-        warnings.warn(
+        warn_user(
             f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
             'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
-            "as 0.7.",
-            stacklevel=3,
+            "as 0.7."
         )
