@@ -22,7 +22,7 @@ from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
-from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
+from dllm_decode.settings.plugins import KINDS, build_plugins, canonical_plugin
 from dllm_decode.text import constraints
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
@@ -91,7 +91,7 @@ def load_setup(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> M
     # Mistyped plug-ins are refused before a model is loaded.
     for part in KINDS:
         if vars(options)[part] is not None:
-            check_plugin(vars(options)[part], part)
+            canonical_plugin(vars(options)[part], part)
     config = DecodeConfig(**{**given_options(options), **given})
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))

@@ -18,7 +18,7 @@ from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import canonical_json, has_type, parse_json
 from dllm_decode.settings.models import Loaded, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
-from dllm_decode.settings.plugins import KINDS, check_plugin
+from dllm_decode.settings.plugins import KINDS, canonical_plugin
 from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
@@ -66,7 +66,7 @@ class Sweep:
         parsers: dict[str, Callable[[str], str]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
             "constraints": canonical_constraint,
-            **{name: partial(check_plugin, part=part) for name, part in plugins},
+            **{name: partial(canonical_plugin, part=part) for name, part in plugins},
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
