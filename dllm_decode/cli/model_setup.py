@@ -24,7 +24,7 @@ from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import KINDS, build_plugins, canonical_plugin
 from dllm_decode.text import constraints
-from dllm_decode.text.texts import UseTemplate
+from dllm_decode.text.texts import ChatMode
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]
@@ -49,7 +49,7 @@ class ModelSetup(NamedTuple):
         question: str | Chat | None,
         *,
         live: bool,
-        chat: UseTemplate = "auto",
+        chat: ChatMode = "auto",
         template: str = "",
         constraint: "constraints.Constraint | None" = None,
     ) -> GenerateOutput:

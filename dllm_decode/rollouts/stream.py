@@ -24,7 +24,7 @@ from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
 from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
-from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer, shown
 from samplers.facts import Fact
@@ -51,7 +51,7 @@ def roll_out(
     sampler: Sampler | None = None,
     *,
     num_return_sequences: int = 8,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
     templates: str | Sequence[str] = (),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),

@@ -19,7 +19,7 @@ Input: TypeAlias = str | Message | Sequence[Message] | Prompt
 Inputs: TypeAlias = str | Iterable[Input] | Prompts
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes; also a generator."""
 
-UseTemplate: TypeAlias = bool | Literal["auto"]
+ChatMode: TypeAlias = bool | Literal["auto"]
 """True: texts go through the chat template. "auto": if the tokenizer has a template."""
 
 
@@ -44,7 +44,7 @@ def prompt_ids(
     inputs: Any,
     attention_mask: Any = None,
     *,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
 ) -> list[Prompt]:
     """Returns token ids of texts, chats or ids, one sequence per input; see `generate`.
 
@@ -140,7 +140,7 @@ def _require_kind(kind: type, value: Any, what: str) -> Any:
 
 
 def _texts_of(
-    tokenizer: Tokenizer, inputs: Sequence[Any], chat: UseTemplate
+    tokenizer: Tokenizer, inputs: Sequence[Any], chat: ChatMode
 ) -> tuple[list[str], list[bool]]:
     """Returns the texts, with the chat template if wanted, and which need special tokens."""
     if chat not in ("auto", True, False):
