@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
         parsers = Parsers(options.tool_call_parser, options.reasoning_parser)
         service = Service.start(name, setup.tokenizer, decoders, limits, parsers)
         deciding = [setup.sampler] if setup.verifier.asks_sampler else []
-        plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
+        plugins = ", ".join(map(repr, [*deciding, *service.chosen_plugins.values()]))
         _say(
             f"{name} with {plugins}, {limits.num_rows} rows of at most {service.max_length} tokens."
         )

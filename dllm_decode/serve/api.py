@@ -139,7 +139,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "max_model_len": service.max_length,
             "samplers": service.samplers,
             # Without their arguments, which may be paths of this machine.
-            **{name: type(plugin).__name__ for name, plugin in service.plugins.items()},
+            **{name: type(plugin).__name__ for name, plugin in service.chosen_plugins.items()},
         }
 
     @app.get("/v1/models")

@@ -57,7 +57,9 @@ def test_the_server_says_what_decides(
     shown = []
 
     def end_at_once(service: Any, *place: Any, **more: Any) -> None:
-        shown.append({name: type(plugin).__name__ for name, plugin in service.plugins.items()})
+        shown.append(
+            {name: type(plugin).__name__ for name, plugin in service.chosen_plugins.items()}
+        )
         service.runner.close()
 
     monkeypatch.setattr(server, "serve", end_at_once)
