@@ -181,14 +181,14 @@ def _run_lock(output: Path, process: ProcessRank, settings: str) -> Iterator[Non
 
     Raises ValueError if another process has the same rank, or any process is of another run.
     """
-    run = f"-of-{process.world_size}.{settings}.lock"
-    own = output.with_name(f".{output.name}.{process.rank}{run}")
+    ending = f"-of-{process.world_size}.{settings}.lock"
+    own = output.with_name(f".{output.name}.{process.rank}{ending}")
     refusal = f"Another process writes {_file_of(output, process)}; wait until it ends."
     with only_writer(own, refusal):
         locks = re.compile(rf"\.{re.escape(output.name)}\.\d+(-of-\d+\.\w+\.lock)")
         for lock in output.parent.iterdir():
             found = locks.fullmatch(lock.name)
-            if found and found[1] != run:
+            if found and found[1] != ending:
                 refusal = (
                     f"All processes that write {output} must have the same prompts, settings and "
                     f"number of ranks, got one with others, which holds {lock.name}. Wait until it "

@@ -120,11 +120,11 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     for setting, run in runs.items():
         files = files_of(run)
         plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
-        now = {
+        current = {
             CODE_NOTE: sources_of(plugins, run.model_source or ""),
             FILES_NOTE: {name: digest(file) for name, file in files.items()},
         }
-        for note, digests in now.items():
+        for note, digests in current.items():
             changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
             for name, change in changes.items():
                 is_task = name in own_modules(run.selection.task)
@@ -165,17 +165,17 @@ def files_of(run: Run) -> dict[str, Path]:
     return by_name
 
 
-def _changes(before: Digests, now: Digests) -> dict[str, str]:
+def _changes(before: Digests, after: Digests) -> dict[str, str]:
     """Returns by name how a module or a file changed since a note, if there was one."""
     # A run in Python need not say which files its model, "model/...", was read from.
-    old_parts, new_parts = ({name.partition("/")[0] for name in names} for names in (before, now))
+    old_parts, new_parts = ({name.partition("/")[0] for name in names} for names in (before, after))
     changes = {}
-    for name in {**before, **now}:
+    for name in {**before, **after}:
         part, is_file, _ = name.partition("/")
-        if before.get(name) == now.get(name) or (is_file and part not in old_parts & new_parts):
+        if before.get(name) == after.get(name) or (is_file and part not in old_parts & new_parts):
             continue
         if is_file:
-            verb = "added" if name not in before else "changed" if name in now else "removed"
+            verb = "added" if name not in before else "changed" if name in after else "removed"
             changes[name] = f"it was {verb}"
         elif before:
             changes[name] = "its file was edited"

@@ -130,16 +130,20 @@ class FilterTraining:
 
     def collect(self, console: Console) -> FilterExamples:
         """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
-        run = self.judging
-        prompts = sorted(self.questions.encoded(run.tokenizer), key=len)
-        parts, size = [], run.batch_size
+        judging = self.judging
+        prompts = sorted(self.questions.encoded(judging.tokenizer), key=len)
+        parts, size = [], judging.batch_size
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):
                 batch = prompts[first : first + size]
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     examples = collect_examples(
-                        run.model, batch, run.config, cache=run.cache, first_prompt=first
+                        judging.model,
+                        batch,
+                        judging.config,
+                        cache=judging.cache,
+                        first_prompt=first,
                     )
                     write_examples(file, examples)
                 parts.append(read_examples(file))
