@@ -139,12 +139,9 @@ class FilterTraining:
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     examples = collect_examples(
-                        judging.model,
-                        batch,
-                        judging.config,
-                        cache=judging.cache,
+                        judging.model, batch, judging.config, cache=judging.cache,
                         first_prompt=first,
-                    )
+                    )  # fmt: skip
                     write_examples(file, examples)
                 parts.append(read_examples(file))
                 bar.advance(len(batch))
