@@ -109,7 +109,7 @@ def roll_out(
     decoder = decoder_of_texts(
         model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
     )
-    require_recordable(decoder)
+    _require_recordable(decoder)
     if config.temperature == 0.0 and num_return_sequences > 1:
         warn_user(
             "At temperature=0 answers are not drawn, so that a policy cannot learn from them. Pass "
@@ -126,7 +126,7 @@ def roll_out(
     return _grouped(finished, tokenizer, strings, num_return_sequences)
 
 
-def require_recordable(decoder: Decoder) -> None:
+def _require_recordable(decoder: Decoder) -> None:
     """Raises ValueError unless the steps of a decode can be scored again."""
     if isinstance(decoder.model, UniformState):
         raise ValueError(
@@ -153,7 +153,7 @@ def rollouts_of(
 ) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
-    The requests must have different indices, and `require_recordable` must accept the decoder.
+    The requests must have different indices, and `_require_recordable` must accept the decoder.
     """
     waiting = deque(requests)
     while waiting:

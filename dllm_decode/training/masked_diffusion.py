@@ -29,12 +29,12 @@ class Causal(Objective[Batch]):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Returns the mean loss in nats; nothing about it is random."""
-        tokens, labels = align_left(batch, self.eos_id)
+        tokens, labels = _align_left(batch, self.eos_id)
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return F.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED)
 
 
-def align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
+def _align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
     """Returns tokens without left padding, and labels: the next token, or `IGNORED`."""
     length = batch.tokens.shape[1]
     columns = torch.arange(length, device=batch.tokens.device)

@@ -46,7 +46,7 @@ def package_commit() -> str | None:
     return f"{commit}+" if commit and changed else commit or None
 
 
-def installed_version(package: str) -> str:
+def _installed_version(package: str) -> str:
     """Returns the installed version of a package; "" if it is not installed."""
     try:
         return version(package)
@@ -58,7 +58,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
     """Describes the process that decodes: all but the date, which each record has."""
     device = torch.device(device)
     return {
-        "package": installed_version(PACKAGE),
+        "package": _installed_version(PACKAGE),
         "commit": package_commit(),
         "device": str(device),
         "device_name": device_name(device),
@@ -68,7 +68,9 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "versions": {name: installed for name in _OTHERS if (installed := installed_version(name))},
+        "versions": {
+            name: installed for name in _OTHERS if (installed := _installed_version(name))
+        },
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),
     }

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ValueError if anything is wrong, if possible before the first forward.
     """
-    work = require_output(Path(options.output))
+    work = _require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
     against, cache = parse(options.against, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def require_output(output: Path) -> Path:
+def _require_output(output: Path) -> Path:
     """Returns the folder of the run, which has all that is needed to go on.
 
     Raises ValueError if filter or report cannot be written, or would replace other files.

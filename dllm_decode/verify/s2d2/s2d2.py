@@ -135,7 +135,7 @@ class S2D2(Verifier):
         if self.attend_to_text == "causal":
             until = [row.first_unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
-        span = first_run(seen.view.eligible & seen.view.masked)
+        span = _first_run(seen.view.eligible & seen.view.masked)
         memory = self.router.init(seen.view) if state.verifier is None else state.verifier
         chosen, memory = self.router.verifies(seen.view, span, memory)
         state = state._replace(verifier=memory)
@@ -159,7 +159,7 @@ class S2D2(Verifier):
         return state, seen._replace(decision=decision)
 
 
-def first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+def _first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
     """Returns the first run of True in each row."""
     has_begun = masks.cumsum(-1) > 0
     return masks & ((has_begun & ~masks).cumsum(-1) == 0)
