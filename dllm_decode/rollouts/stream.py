@@ -23,7 +23,7 @@ from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
+from dllm_decode.text.text_requests import decoder_of_texts, read_templates, requests_of_texts
 from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer, shown

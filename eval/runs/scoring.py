@@ -13,7 +13,7 @@ from eval.runs.prompts import encode_prompt, templates_of
 from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, TokenDistribution, tokens_of
 from eval.runs.settings import Run
 from eval.tasks import Example
-from eval.tasks.checks import FAILURES, checked_scores
+from eval.tasks.task_checks import FAILURES, checked_scores
 from samplers.logits.noise import wrap_seed
 
 NUM_TOKENS = 4
