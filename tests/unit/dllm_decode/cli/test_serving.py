@@ -22,7 +22,6 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"num_rows": 0}, "num_rows must be at least 1"),
         ({"gen_length": 2048}, "gen_length must be at most max_tokens=1024"),
         ({"deadline_s": -1.0}, "deadline_s must be at least 0"),
     ],
