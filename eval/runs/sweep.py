@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import canonical_json, has_type, parse_json
 from dllm_decode.settings.models import Loaded, open_model
@@ -106,7 +106,7 @@ class Sweep:
                 loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
             )
             if not run.verifier.asks_sampler and sampler != self.samplers[0]:
-                warnings.warn(f"{sampler} is left out: {verifier} never asks it.", stacklevel=2)
+                warn_user(f"{sampler} is left out: {verifier} never asks it.")
             else:
                 prompts = self.prompts or None
                 yield replace(

@@ -36,6 +36,7 @@ from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
+from samplers.expression import PACKAGES
 
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED
@@ -414,7 +415,7 @@ def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None
 def test_a_warning_names_the_line_that_called_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames were counted by hand; `generate` and Python 3.12 named lines of the package."""
     # The checks of types wrap each function, also while they are off.
-    monkeypatch.setattr(user_warnings, "_PACKAGES", ("samplers", "dllm_decode", "jaxtyping"))
+    monkeypatch.setattr(user_warnings, "_PASSED_OVER", (*PACKAGES, "jaxtyping"))
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
     options: Any = {"verifier": verifier, "sampler": ConfidenceThreshold(0.5)}
     for call in (
