@@ -21,64 +21,65 @@ from dllm_decode.settings.commands import (
     run_line,
 )
 from dllm_decode.settings.options import LENGTHS, OptionGroup, OptionParser, decode_options
-from eval import arguments as own
+from eval import arguments
 from eval.training import arguments as training
 
 _LOST = "Stopped; nothing is kept.\n"
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
 _RECORDS = "records"
-_BATCHES = OptionGroup(own.Batches, REST)
-_RECORDING = OptionGroup(own.Recording, _RECORDS)
+_BATCHES = OptionGroup(arguments.Batches, REST)
+_RECORDING = OptionGroup(arguments.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionGroup(training.QuestionOptions), _BATCHES)
-_SEVERAL = (decode_options(repeat=True), MACHINE, _RECORDING)
-_TASK_AND_OUT = OptionGroup(own.RunOptions, names=("task", "out"))
-_TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
+_DECODE_AND_RECORD = (decode_options(repeat=True), MACHINE, _RECORDING)
+_TASK_AND_OUT = OptionGroup(arguments.RunOptions, names=("task", "out"))
+_DEFAULT_SAMPLERS = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.runs.actions:run",
-        (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL, OptionGroup(ConstraintOptions, "constraint")),
+        (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_DEFAULT_SAMPLERS),
+         _BATCHES, *_DECODE_AND_RECORD, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
         "run every combination that a TOML file names", "eval.runs.actions:sweep",
-        (OptionGroup(own.RunOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+        (OptionGroup(arguments.RunOptions, names=("config", "out", "model")), *_DECODE_AND_RECORD),
+        _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibration.actions:calibrate",
-        (_TASK_AND_OUT, MODEL, OptionGroup(own.Calibration),
+        (_TASK_AND_OUT, MODEL, OptionGroup(arguments.Calibration),
          OptionGroup(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decode_options(),
          MACHINE, _RECORDING),
         _KEPT,
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.actions:report",
-        (OptionGroup(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
+        (OptionGroup(arguments.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
-        (OptionGroup(own.ReportOptions, names=("folder", "example")),), _LOST,
+        (OptionGroup(arguments.ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
-        (OptionGroup(own.Oracle),), _LOST,
+        (OptionGroup(arguments.Oracle),), _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
-        (MODEL, PLUGINS, OptionGroup(own.Harness), MACHINE,
+        (MODEL, PLUGINS, OptionGroup(arguments.Harness), MACHINE,
          decode_options(defaults={"temperature": "the task's"})),
         _LOST,
     ),
 }  # fmt: skip
 
 
-def evaluate(arguments: Sequence[str] | None = None) -> int:
+def evaluate(words: Sequence[str] | None = None) -> int:
     """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return run_line(make_eval_parser(), EVAL_COMMANDS, words)
+    typed = list(sys.argv[1:] if words is None else words)
+    return run_line(make_eval_parser(), EVAL_COMMANDS, typed)
 
 
 def make_eval_parser() -> OptionParser:

@@ -19,7 +19,9 @@ from samplers.checks import shown
 Constructors = Mapping[str, Callable[..., Any]]
 Plugin = TypeVar("Plugin")
 
-_PACKAGES = ("samplers", "dllm_decode", "eval")
+PACKAGES = ("samplers", "dllm_decode", "eval")
+"""The packages of this distribution."""
+
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(
     r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.-])(?P<module>[A-Za-z_][\w.]*+):(?P<name>[A-Za-z_]\w*)"""
@@ -94,7 +96,7 @@ def parts_of(plugin: object) -> Iterator[object]:
 
 def is_ours(kind: type) -> bool:
     """Returns whether this distribution defines a class."""
-    return kind.__module__.partition(".")[0] in _PACKAGES
+    return kind.__module__.partition(".")[0] in PACKAGES
 
 
 def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:

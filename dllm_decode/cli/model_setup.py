@@ -22,9 +22,9 @@ from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
-from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
+from dllm_decode.settings.plugins import KINDS, build_plugins, canonical_plugin
 from dllm_decode.text import constraints
-from dllm_decode.text.texts import UseTemplate
+from dllm_decode.text.texts import ChatMode
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]
@@ -49,7 +49,7 @@ class ModelSetup(NamedTuple):
         question: str | Chat | None,
         *,
         live: bool,
-        chat: UseTemplate = "auto",
+        chat: ChatMode = "auto",
         template: str = "",
         constraint: "constraints.Constraint | None" = None,
     ) -> GenerateOutput:
@@ -91,7 +91,7 @@ def load_setup(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> M
     # Mistyped plug-ins are refused before a model is loaded.
     for part in KINDS:
         if vars(options)[part] is not None:
-            check_plugin(vars(options)[part], part)
+            canonical_plugin(vars(options)[part], part)
     config = DecodeConfig(**{**given_options(options), **given})
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))

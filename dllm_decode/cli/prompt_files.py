@@ -39,8 +39,8 @@ from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.requests import automaton_of
-from dllm_decode.text.texts import UseTemplate, prompt_ids
+from dllm_decode.text.text_requests import automaton_of
+from dllm_decode.text.texts import ChatMode, prompt_ids
 from samplers.expression import expression_of
 
 
@@ -83,7 +83,7 @@ class _Reader:
 
     setup: ModelSetup
     source: str
-    chat: UseTemplate
+    chat: ChatMode
 
     def template(self, number: int, text: str) -> list[int]:
         """Returns the token ids of a line's template."""
@@ -127,7 +127,7 @@ def answer_file(
     target: str,
     *,
     num_rows: int,
-    chat: UseTemplate,
+    chat: ChatMode,
     progress: bool,
     process: ProcessRank = ALONE,
 ) -> str:
@@ -181,14 +181,14 @@ def _run_lock(output: Path, process: ProcessRank, settings: str) -> Iterator[Non
 
     Raises ValueError if another process has the same rank, or any process is of another run.
     """
-    run = f"-of-{process.world_size}.{settings}.lock"
-    own = output.with_name(f".{output.name}.{process.rank}{run}")
+    ending = f"-of-{process.world_size}.{settings}.lock"
+    own = output.with_name(f".{output.name}.{process.rank}{ending}")
     refusal = f"Another process writes {_file_of(output, process)}; wait until it ends."
     with only_writer(own, refusal):
         locks = re.compile(rf"\.{re.escape(output.name)}\.\d+(-of-\d+\.\w+\.lock)")
         for lock in output.parent.iterdir():
             found = locks.fullmatch(lock.name)
-            if found and found[1] != run:
+            if found and found[1] != ending:
                 refusal = (
                     f"All processes that write {output} must have the same prompts, settings and "
                     f"number of ranks, got one with others, which holds {lock.name}. Wait until it "
@@ -200,7 +200,7 @@ def _run_lock(output: Path, process: ProcessRank, settings: str) -> Iterator[Non
         yield
 
 
-def _settings(setup: ModelSetup, chat: UseTemplate) -> list[object]:
+def _settings(setup: ModelSetup, chat: ChatMode) -> list[object]:
     """Returns all that answers depend on: options, files of the model and of plug-ins, and code."""
     plugins = (setup.sampler, setup.cache, setup.verifier, setup.blocks)
     files = (*setup.files, *setup.sampler.files, *setup.verifier.files)

@@ -4,13 +4,21 @@ import importlib.util
 import logging
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.sockets import LOCAL, bind
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.known import require_known_plugins
+
+if TYPE_CHECKING:
+    from dllm_decode.cli.model_setup import ModelSetup
+    from dllm_decode.engine.decoder import Decoder
+    from dllm_decode.serve.service import Service
+    from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
 
@@ -42,33 +50,15 @@ def run(options: Namespace) -> int:
             require_key(options.api_key)
         others = {name: parse(text, Sampler) for name, text in expressions.items()}
         setup = load_setup(options, gen_length=limits.max_tokens)
-        if others and not setup.verifier.asks_sampler:
-            raise ValueError(
-                "--allow-sampler must be left out with a verifier that never asks a sampler, got "
-                f"{', '.join(others)} and {options.verifier}."
-            )
-        samplers = {"default": setup.sampler, **others}
-        decoders = {
-            name: setup.decoder(sampler, setup.config) for name, sampler in samplers.items()
-        }
+        decoders = _decoders_of(setup, others, options)
         warm_up(decoders["default"], limits, _say)
         name = options.served_name or Path(parse_model(options.model).source).name
         parsers = Parsers(options.tool_call_parser, options.reasoning_parser)
         service = Service.start(name, setup.tokenizer, decoders, limits, parsers)
-        deciding = [setup.sampler] if setup.verifier.asks_sampler else []
-        plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
-        _say(
-            f"{name} with {plugins}, {limits.num_rows} rows of at most {service.max_length} tokens."
-        )
-        if options.host not in LOCAL and options.api_key is None:
-            _say(
-                "Everyone who can reach this machine may use the server; --api-key asks for a key."
-            )
+        _announce(service, setup, options)
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("dllm_decode.serve").setLevel("WARNING" if options.quiet else "INFO")
-        serve(
-            service, bound, options.host, api_key=options.api_key, weights_root=root, say=_say
-        )  # fmt: skip
+        serve(service, bound, options.host, api_key=options.api_key, weights_root=root, say=_say)
     return 0
 
 
@@ -84,6 +74,32 @@ def _other_samplers(options: Namespace) -> dict[str, str]:
         require_known_plugins("sampler", expression)
         samplers[name] = expression
     return samplers
+
+
+def _decoders_of(
+    setup: "ModelSetup", others: Mapping[str, "Sampler"], options: Namespace
+) -> dict[str, "Decoder"]:
+    """Returns a decoder for each sampler by name, "default" first.
+
+    Raises ValueError if samplers are allowed with a verifier that asks none.
+    """
+    if others and not setup.verifier.asks_sampler:
+        raise ValueError(
+            "--allow-sampler must be left out with a verifier that never asks a sampler, got "
+            f"{', '.join(others)} and {options.verifier}."
+        )
+    samplers = {"default": setup.sampler, **others}
+    return {name: setup.decoder(sampler, setup.config) for name, sampler in samplers.items()}
+
+
+def _announce(service: "Service", setup: "ModelSetup", options: Namespace) -> None:
+    """Says which model is served, how, and whether everybody may use the server."""
+    deciding = [setup.sampler] if setup.verifier.asks_sampler else []
+    plugins = ", ".join(map(repr, [*deciding, *service.chosen_plugins.values()]))
+    rows = f"{service.limits.num_rows} rows of at most {service.max_length} tokens"
+    _say(f"{service.name} with {plugins}, {rows}.")
+    if options.host not in LOCAL and options.api_key is None:
+        _say("Everyone who can reach this machine may use the server; --api-key asks for a key.")
 
 
 def _say(text: str) -> None:

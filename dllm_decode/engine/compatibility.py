@@ -1,10 +1,9 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
-import warnings
-
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.verifier import Verifier
@@ -143,18 +142,14 @@ def warn_of_settings_without_effect(decoder: Decoder) -> None:
     """
     model, cache, config = decoder.model, decoder.cache, decoder.config
     if model.causal_block_length and type(cache).hidden is not CachePolicy.hidden:
-        warnings.warn(
-            f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.", stacklevel=4
-        )
+        warn_user(f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.")
     if decoder.verifier.asks_sampler:
         return
     idle = [repr(decoder.sampler)] if decoder.sampler != default_sampler(model) else []
     idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
     idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
     for setting in idle:
-        warnings.warn(
-            f"{setting} has no effect: {decoder.verifier!r} never asks the sampler.", stacklevel=4
-        )
+        warn_user(f"{setting} has no effect: {decoder.verifier!r} never asks the sampler.")
 
 
 def check_options(decoder: Decoder) -> None:

@@ -11,7 +11,7 @@ from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
 from dllm_decode.engine.commit_state import CommitState
-from dllm_decode.engine.constraints.rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import Constraints
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import CacheState, State
 from samplers.logits.noise import row_keys

@@ -14,7 +14,7 @@ from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.commit_state import CommitState
-from dllm_decode.engine.constraints.rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import Constraints
 from dllm_decode.engine.layout import Layout
 from samplers.base import Decision
 from samplers.state import pad_state, put_state, take_state

@@ -1,6 +1,5 @@
 """Rollouts of many prompts, in groups as they end."""
 
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Unpack
@@ -13,6 +12,7 @@ from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import raise_errors
@@ -23,8 +23,8 @@ from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
-from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.text.text_requests import decoder_of_texts, read_templates, requests_of_texts
+from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer, shown
 from samplers.facts import Fact
@@ -51,7 +51,7 @@ def roll_out(
     sampler: Sampler | None = None,
     *,
     num_return_sequences: int = 8,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
     templates: str | Sequence[str] = (),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
@@ -111,10 +111,9 @@ def roll_out(
     )
     _require_recordable(decoder)
     if config.temperature == 0.0 and num_return_sequences > 1:
-        warnings.warn(
+        warn_user(
             "At temperature=0 answers are not drawn, so that a policy cannot learn from them. Pass "
-            "a temperature, such as 1.0.",
-            stacklevel=2,
+            "a temperature, such as 1.0."
         )
     if not isinstance(stop_strings, Sequence):
         raise ValueError(f"stop_strings must be a text or texts, got {shown(stop_strings)}.")

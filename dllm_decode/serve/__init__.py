@@ -8,7 +8,7 @@ forms.py     forms of answers            compiler.py   forms as automata, in tur
 compiler_process.py   the process that compiles them
 warm_up.py   recorded graphs, before clients wait for them
 chats.py     messages as token ids       choices.py    requests as rows
-calls.py     calls in answers            answers.py    the JSON of answers
+calls.py     calls in answers            exchange.py   the JSON of answers
 responses.py   requests and answers as items   errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds

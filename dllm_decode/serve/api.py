@@ -14,11 +14,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dllm_decode.serve import weights
-from dllm_decode.serve.answers import Exchange
 from dllm_decode.serve.calls import Json
 from dllm_decode.serve.choices import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
+from dllm_decode.serve.exchange import Exchange
 from dllm_decode.serve.fields import Chat, Completion, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
@@ -139,7 +139,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "max_model_len": service.max_length,
             "samplers": service.samplers,
             # Without their arguments, which may be paths of this machine.
-            **{name: type(plugin).__name__ for name, plugin in service.plugins.items()},
+            **{name: type(plugin).__name__ for name, plugin in service.chosen_plugins.items()},
         }
 
     @app.get("/v1/models")
@@ -186,7 +186,7 @@ def _add_weights(app: FastAPI, service: Service, root: Path) -> None:
     async def change(asked: Weights, request: Request) -> Json:
         """Replaces all weights of the model, or none."""
         service.check_model(asked.model)
-        channel = service.channel(service.lane(None), client_of(request))
+        channel = service.channel(service.lane(None), _client_of(request))
         return await weights.replace(service, root, asked, channel)
 
 
@@ -197,7 +197,7 @@ async def _begin(service: Service, asked: Completion | Chat, request: Request) -
         RefusedError: If the request is refused, or the client is gone.
     """
     service.check_model(asked.model)
-    channel = service.channel(service.lane(asked.sampler), client_of(request))
+    channel = service.channel(service.lane(asked.sampler), _client_of(request))
     prompts = prompts_of(service, asked)
     form, automaton = form_of(asked), None
     if form is not None:
@@ -222,7 +222,7 @@ async def _answer(
         exchange.channel.cancel()
 
 
-def client_of(request: Request) -> str:
+def _client_of(request: Request) -> str:
     """Returns a name of the client: its address, with the key that it sends."""
     address = "" if request.client is None else request.client.host
     return f"{address} {request.headers.get('authorization', '')}"

@@ -24,7 +24,7 @@ def _no_constant(name: str) -> object:
     raise ValueError(f"JSON has no {name}.")
 
 
-def read_hermes(text: str) -> Json:
+def _read_hermes(text: str) -> Json:
     """Returns the call that a JSON object with a name and arguments describes.
 
     Raises:
@@ -46,7 +46,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)(\{.*\})\s*", re.DOTALL)
 _GEMMA_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*?)\s*:")
 
 
-def read_gemma4(text: str) -> Json:
+def _read_gemma4(text: str) -> Json:
     """Returns the call of a text such as `call:name{city:<|"|>Oslo<|"|>,days:3}`.
 
     Raises:
@@ -59,7 +59,7 @@ def read_gemma4(text: str) -> Json:
     # Strings are between two quotes; the other parts are JSON but for the quotes around keys.
     parts[::2] = [_GEMMA_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
     parts[1::2] = [json.dumps(part) for part in parts[1::2]]
-    return read_hermes(f'{{"name": "{match[1]}", "arguments": {"".join(parts)}}}')
+    return _read_hermes(f'{{"name": "{match[1]}", "arguments": {"".join(parts)}}}')
 
 
 class CallFormat(NamedTuple):
@@ -77,8 +77,8 @@ class CallFormat(NamedTuple):
     tokens: tuple[str, ...] = ()
 
 
-_HERMES = CallFormat(Tags("<tool_call>", "</tool_call>"), read_hermes)
-_GEMMA = CallFormat(Tags("<|tool_call>", "<tool_call|>"), read_gemma4, (_QUOTE,))
+_HERMES = CallFormat(Tags("<tool_call>", "</tool_call>"), _read_hermes)
+_GEMMA = CallFormat(Tags("<|tool_call>", "<tool_call|>"), _read_gemma4, (_QUOTE,))
 _THINK = Tags("<think>", "</think>")
 _CHANNEL = Tags("<|channel>thought", "<channel|>")
 

@@ -51,7 +51,7 @@ def chat_ids(
     return service.ids(text)
 
 
-def variables_of(tokenizer: Any, *, has_tools: bool = False) -> set[str]:
+def _variables_of(tokenizer: Any, *, has_tools: bool = False) -> set[str]:
     """Returns the variables of a tokenizer's chat template that a request may set.
 
     Not included are the chat itself, special tokens, functions, and arguments of transformers.
@@ -67,7 +67,7 @@ def variables_of(tokenizer: Any, *, has_tools: bool = False) -> set[str]:
 def _check_variables(
     tokenizer: Any, param: str, variables: Mapping[str, Any], has_tools: bool
 ) -> None:
-    allowed = variables_of(tokenizer, has_tools=has_tools) if variables else set()
+    allowed = _variables_of(tokenizer, has_tools=has_tools) if variables else set()
     for name in variables:
         if name not in allowed:
             listed = ", ".join(sorted(allowed)) or "none"

@@ -127,7 +127,7 @@ class AnswerFields(Strict):
     def _without_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not is_neutral(cls, name, value)}
+        return {name: value for name, value in values.items() if not _is_neutral(cls, name, value)}
 
 
 class CompletionFields(AnswerFields):
@@ -275,7 +275,7 @@ class Weights(Strict):
     folder: Annotated[Text, Field(min_length=1)]
 
 
-def is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:
+def _is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:
     """Returns True if a field is not one of this server's, and asks for nothing.
 
     Raises:

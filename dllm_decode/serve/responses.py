@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from dllm_decode.serve.answers import Exchange, event
 from dllm_decode.serve.calls import Json
 from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.exchange import Exchange, event
 from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat
 from dllm_decode.serve.parts import ClientField, Content, Strict, Text, ToolMode, without_nulls
 

@@ -84,7 +84,7 @@ class Service:
         return self.limits.length_for(self.lane(None).decoder.model.max_length)
 
     @property
-    def plugins(self) -> dict[str, PlugIn]:
+    def chosen_plugins(self) -> dict[str, PlugIn]:
         """The verifier, cache and blocks by name, without those that are the default."""
         decoder = self.lane(None).decoder
         plugins = {"verifier": decoder.verifier, "cache": decoder.cache, "blocks": decoder.blocks}

@@ -47,7 +47,7 @@ def value_of(written: object, kind: Any) -> Any:
 
     Raises ArgumentTypeError, which names what is valid, if the text is not of the type.
     """
-    kinds, value = [bare_type(member) for member in kinds_of(kind)], written
+    kinds, value = [_bare_type(member) for member in kinds_of(kind)], written
     if NoneType in kinds and written == "None" and str not in kinds:
         return None
     if isinstance(written, str) and tuple[int, ...] in kinds:
@@ -80,7 +80,7 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def bare_type(kind: Any) -> Any:
+def _bare_type(kind: Any) -> Any:
     """Returns a type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
@@ -185,7 +185,7 @@ def _reading_keywords(group: OptionGroup, option: Field[Any]) -> dict[str, Any]:
         repeats = "nargs" not in option.metadata
         (kind,) = get_args(kinds_of(kind)[0])
     repeated = {"action": "append"} if repeats else {}
-    first = bare_type(kinds_of(kind)[0])
+    first = _bare_type(kinds_of(kind)[0])
     if first is bool:
         return {"action": BooleanOptionalAction if group.unset else "store_true"}
     if get_origin(first) is Literal:

@@ -101,7 +101,7 @@ def _expression(text: str, part: str) -> str:
         ) from None
 
 
-def check_plugin(text: str, part: str) -> str:
+def canonical_plugin(text: str, part: str) -> str:
     """Returns the expression of a plug-in, or raises ValueError, before any model is loaded."""
     return expression_of(parse(text, KINDS[part], _unloaded_target))
 

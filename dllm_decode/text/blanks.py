@@ -45,7 +45,7 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
 def _given_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the token ids of given words; warns of words that the tokenizer does not know."""
     token_ids = text_ids(tokenizer, text)
-    warn_of_unknown_words(tokenizer, [text], [token_ids], stacklevel=7)
+    warn_of_unknown_words(tokenizer, [text], [token_ids])
     return token_ids
 
 

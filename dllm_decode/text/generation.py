@@ -1,6 +1,5 @@
 """Texts, chats or token ids in, texts out."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import Array, Prompt
 from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoding import gather_outputs, raise_errors
 from dllm_decode.engine.ended import Ended
@@ -28,9 +28,9 @@ from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids
 from dllm_decode.text.generate_options import GenerateOptions, read_options
-from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
 from dllm_decode.text.streamer import PrefixStreamer, answer_stream
-from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.text.text_requests import decoder_of_texts, read_templates, requests_of_texts
+from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer
 
@@ -41,7 +41,7 @@ def generate(
     inputs: Inputs | None = None,
     sampler: Sampler | None = None,
     *,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
     templates: str | Sequence[str] = (),
     attention_mask: Array | Sequence[Any] | None = None,
     config: DecodeConfig = DecodeConfig(),
@@ -184,9 +184,8 @@ def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
     """Warns if several answers to each input were asked for, and all of them are equal."""
     copies = decoded.tokens.unflatten(0, (-1, num_copies))
     if (copies == copies[:, :1]).all():
-        warnings.warn(
+        warn_user(
             f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
             'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
-            "as 0.7.",
-            stacklevel=3,
+            "as 0.7."
         )

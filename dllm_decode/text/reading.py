@@ -24,7 +24,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder, raise_errors
 from dllm_decode.engine.loop import run
 from dllm_decode.text.blanks import Choice, pieces_of, start_ids
-from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact
 from samplers.view import View
@@ -83,7 +83,7 @@ def read(
     text: str,
     inputs: Inputs | Prompt | None = None,
     *,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
     num_rows: int = 8,
 ) -> list[ReadChoice]:
     """Reads how probable each allowed answer is at each choice of a text.
@@ -120,7 +120,7 @@ def read(
     if len(prompts) != 1:
         raise ValueError(f"read takes one input, got {len(prompts)}.")
     plan = ReadPlan.of(pieces, model.mask_id)
-    decoder = reading_decoder(model, max(len(row.template) for row in plan.rows))
+    decoder = _reading_decoder(model, max(len(row.template) for row in plan.rows))
 
     def watch(event: StepEvent) -> None:
         for index, number in enumerate(event.requests.tolist()):
@@ -245,7 +245,7 @@ class AllAtOnce(Sampler[None]):
         return Decision(commit=view.eligible), state
 
 
-def reading_decoder(model: MaskPredictor, max_tokens: int) -> Decoder:
+def _reading_decoder(model: MaskPredictor, max_tokens: int) -> Decoder:
     """Returns a decoder that reads a whole answer of `max_tokens` tokens in one forward."""
     step = model.causal_block_length or 1
     # Blocks count from the prompt's first column, so that the text may begin within one.

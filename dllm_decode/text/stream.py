@@ -19,8 +19,8 @@ from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, read_options
 from dllm_decode.text.prose import Prose
-from dllm_decode.text.requests import decoder_of_texts
-from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.text.text_requests import decoder_of_texts
+from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 
 
@@ -30,7 +30,7 @@ def stream(
     inputs: Inputs | None = None,
     sampler: Sampler | None = None,
     *,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
     config: DecodeConfig = DecodeConfig(),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),

@@ -1,12 +1,12 @@
 """Texts and chats become token ids, through the tokenizer and its chat template."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from dllm_decode.core.prompts import Array, Prompt, Prompts, token_lists
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.text.unknown_words import unknown_words
 
 Message: TypeAlias = Mapping[str, Any]
@@ -19,7 +19,7 @@ Input: TypeAlias = str | Message | Sequence[Message] | Prompt
 Inputs: TypeAlias = str | Iterable[Input] | Prompts
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes; also a generator."""
 
-UseTemplate: TypeAlias = bool | Literal["auto"]
+ChatMode: TypeAlias = bool | Literal["auto"]
 """True: texts go through the chat template. "auto": if the tokenizer has a template."""
 
 
@@ -44,7 +44,7 @@ def prompt_ids(
     inputs: Any,
     attention_mask: Any = None,
     *,
-    chat: UseTemplate = "auto",
+    chat: ChatMode = "auto",
 ) -> list[Prompt]:
     """Returns token ids of texts, chats or ids, one sequence per input; see `generate`.
 
@@ -84,7 +84,7 @@ def prompt_ids(
         text_ids(tokenizer, text, add_special_tokens=adds)
         for text, adds in zip(texts, adds_special, strict=True)
     ]
-    warn_of_unknown_words(tokenizer, texts, prompts, stacklevel=4)
+    warn_of_unknown_words(tokenizer, texts, prompts)
     return prompts
 
 
@@ -92,10 +92,9 @@ def _warn_of_blank(questions: Sequence[Any]) -> None:
     """Warns of texts without a character that is printed, and names their places."""
     places = [str(row) for row, text in enumerate(questions) if not str(text).strip()]
     if places:
-        warnings.warn(
+        warn_user(
             f"inputs must hold a question each, got a blank text in row {', '.join(places)}; the "
-            "model may answer anything.",
-            stacklevel=4,
+            "model may answer anything."
         )
 
 
@@ -116,12 +115,12 @@ def text_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fals
 
 
 def warn_of_unknown_words(
-    tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt], *, stacklevel: int
+    tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt]
 ) -> None:
     """Warns of words in the texts that the tokenizer does not know, and names the words."""
     unknown = unknown_words(tokenizer, texts, prompts)
     if unknown.words:
-        warnings.warn(str(unknown), stacklevel=stacklevel)
+        warn_user(str(unknown))
 
 
 def _list_of(inputs: Any) -> list[Any]:
@@ -141,7 +140,7 @@ def _require_kind(kind: type, value: Any, what: str) -> Any:
 
 
 def _texts_of(
-    tokenizer: Tokenizer, inputs: Sequence[Any], chat: UseTemplate
+    tokenizer: Tokenizer, inputs: Sequence[Any], chat: ChatMode
 ) -> tuple[list[str], list[bool]]:
     """Returns the texts, with the chat template if wanted, and which need special tokens."""
     if chat not in ("auto", True, False):
@@ -151,10 +150,9 @@ def _texts_of(
     is_done = [chat is not True and text.startswith(special) for text in texts]
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if chat is False and has_template and not all(is_done):
-        warnings.warn(
+        warn_user(
             "The tokenizer has a chat template, and the texts are not put through it, as "
-            "chat=False says; a model that was trained on chats may answer nothing.",
-            stacklevel=4,
+            "chat=False says; a model that was trained on chats may answer nothing."
         )
     wants_template = has_template if chat == "auto" else chat
     if wants_template:

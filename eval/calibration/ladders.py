@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from dllm_decode.settings.plugins import KINDS, TITLES, check_plugin
+from dllm_decode.settings.plugins import KINDS, TITLES, canonical_plugin
 from eval.runs.settings import Parts
 from samplers.checks import shown
 
@@ -43,7 +43,7 @@ def _kind_of(part: str) -> tuple[str, str]:
     reasons = []
     for kind in KINDS:
         try:
-            check_plugin(part, kind)
+            canonical_plugin(part, kind)
         except ValueError as error:
             reasons.append(str(error))
         else:

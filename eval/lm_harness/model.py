@@ -23,11 +23,11 @@ from dllm_decode.settings.files import digest
 from dllm_decode.text.prose import Prose
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, MonteCarlo
+from eval.lm_harness.lm_jobs import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.records import CostLedger, records_of, summary_of
-from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.settings import LmSettings
-from eval.runs.answers import cost_of
 from eval.runs.prompts import require_template
+from eval.runs.scoring import cost_of
 from eval.tasks.base import Turn
 
 # Long, because processes wait for the longest answers; launchers end all if one fails.

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             "limit= must be left out, because the oracle takes one example; see --rows."
         )
     example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
-    joint = joint_of(selection.task, example)
+    joint = _joint_of(selection.task, example)
     config = DecodeConfig(
         gen_length=joint.length, block_length=joint.length, temperature=options.temperature,
         stop_at_eos=False,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def joint_of(task: Task, example: Example) -> Joint:
+def _joint_of(task: Task, example: Example) -> Joint:
     """Returns the exact distribution over the right answers to an example, items only.
 
     Raises ValueError if the task's right answers are not known.

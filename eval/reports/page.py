@@ -88,6 +88,7 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
 
 
 def _numbers(row: Row) -> dict[str, Any]:
+    """Returns the numbers of a setting as the page's template reads them; None if not measured."""
     against, speed, timing = (row.get(name) or {} for name in _PARTS)
     verified = row.get("verified") or {}
     return {

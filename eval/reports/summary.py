@@ -114,6 +114,7 @@ def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | N
 
 
 def _speed(finished: Sequence[Record]) -> dict[str, Any]:
+    """Returns tokens per forward, with intervals, and the mean counts that they come from."""
     means = {
         name: list(means_of(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")

@@ -26,7 +26,7 @@ def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> N
     drafts follow if a verifier was used.
     """
     styles = ["bold" if cost.name in row["fronts"] else "" for row in rows]
-    show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
+    show_grid(console, _grid_of(rows), styles=styles, narrow=_NARROW)
 
 
 def legend(cost: CostMeasure) -> str:
@@ -34,7 +34,7 @@ def legend(cost: CostMeasure) -> str:
     return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 
 
-def grid_of(rows: Sequence[Row]) -> list[list[str]]:
+def _grid_of(rows: Sequence[Row]) -> list[list[str]]:
     """Returns the cells of the table, its head first."""
     is_verified = any("verified" in row for row in rows)
     grid = [[*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]]
@@ -129,7 +129,7 @@ def further_tables(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]
     """
     group = group_of(rows[0]["settings"])
     texts = (other_scores(rows), accepted_lengths(rows), curves(summary, group),
-             pb_scores(summary, group.model))  # fmt: skip
+             _pb_scores(summary, group.model))  # fmt: skip
     return [text for text in texts if text]
 
 
@@ -163,7 +163,7 @@ def other_scores(rows: Sequence[Row]) -> str:
     return f"{caption}\n\n{markdown_of(grid)}"
 
 
-def pb_scores(summary: Mapping[str, Any], name: str) -> str:
+def _pb_scores(summary: Mapping[str, Any], name: str) -> str:
     """Returns a table of a model's PB scores on ParallelBench; empty if there are none."""
     models = [model for model in summary["parallel_bench"] if model["model"] == name]
     if not models:

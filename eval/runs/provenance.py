@@ -46,7 +46,7 @@ def package_commit() -> str | None:
     return f"{commit}+" if commit and changed else commit or None
 
 
-def installed_version(package: str) -> str:
+def _installed_version(package: str) -> str:
     """Returns the installed version of a package; "" if it is not installed."""
     try:
         return version(package)
@@ -58,7 +58,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
     """Describes the process that decodes: all but the date, which each record has."""
     device = torch.device(device)
     return {
-        "package": installed_version(PACKAGE),
+        "package": _installed_version(PACKAGE),
         "commit": package_commit(),
         "device": str(device),
         "device_name": device_name(device),
@@ -68,7 +68,9 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "versions": {name: installed for name in _OTHERS if (installed := installed_version(name))},
+        "versions": {
+            name: installed for name in _OTHERS if (installed := _installed_version(name))
+        },
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),
     }
@@ -120,11 +122,11 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     for setting, run in runs.items():
         files = files_of(run)
         plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
-        now = {
+        current = {
             CODE_NOTE: sources_of(plugins, run.model_source or ""),
             FILES_NOTE: {name: digest(file) for name, file in files.items()},
         }
-        for note, digests in now.items():
+        for note, digests in current.items():
             changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
             for name, change in changes.items():
                 is_task = name in own_modules(run.selection.task)
@@ -165,17 +167,17 @@ def files_of(run: Run) -> dict[str, Path]:
     return by_name
 
 
-def _changes(before: Digests, now: Digests) -> dict[str, str]:
+def _changes(before: Digests, after: Digests) -> dict[str, str]:
     """Returns by name how a module or a file changed since a note, if there was one."""
     # A run in Python need not say which files its model, "model/...", was read from.
-    old_parts, new_parts = ({name.partition("/")[0] for name in names} for names in (before, now))
+    old_parts, new_parts = ({name.partition("/")[0] for name in names} for names in (before, after))
     changes = {}
-    for name in {**before, **now}:
+    for name in {**before, **after}:
         part, is_file, _ = name.partition("/")
-        if before.get(name) == now.get(name) or (is_file and part not in old_parts & new_parts):
+        if before.get(name) == after.get(name) or (is_file and part not in old_parts & new_parts):
             continue
         if is_file:
-            verb = "added" if name not in before else "changed" if name in now else "removed"
+            verb = "added" if name not in before else "changed" if name in after else "removed"
             changes[name] = f"it was {verb}"
         elif before:
             changes[name] = "its file was edited"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dllm_decode.settings.ranks import ALONE, ProcessRank
-from eval.runs.answers import batch_seed, decode_and_score, error_text
 from eval.runs.folder import Folder
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
 from eval.runs.reporter import SILENT, Reporter
+from eval.runs.scoring import batch_seed, decode_and_score, error_text
 from eval.runs.settings import Run, RunSettings
 from eval.runs.task_addresses import Selection
 from eval.tasks import Example
-from eval.tasks.checks import FAILURES
+from eval.tasks.task_checks import FAILURES
 from samplers.logits.noise import wrap_seed
 
 # Examples of a batch that failed are decoded alone, with seeds this far apart.

@@ -18,7 +18,7 @@ from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.requests import automaton_of
+from dllm_decode.text.text_requests import automaton_of
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.runs.task_addresses import Selection, digest_of_examples
 from eval.tasks import Example

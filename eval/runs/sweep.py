@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -14,11 +13,12 @@ from typing import Any, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import canonical_json, has_type, parse_json
 from dllm_decode.settings.models import Loaded, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
-from dllm_decode.settings.plugins import KINDS, check_plugin
+from dllm_decode.settings.plugins import KINDS, canonical_plugin
 from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
@@ -66,7 +66,7 @@ class Sweep:
         parsers: dict[str, Callable[[str], str]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
             "constraints": canonical_constraint,
-            **{name: partial(check_plugin, part=part) for name, part in plugins},
+            **{name: partial(canonical_plugin, part=part) for name, part in plugins},
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
@@ -106,7 +106,7 @@ class Sweep:
                 loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
             )
             if not run.verifier.asks_sampler and sampler != self.samplers[0]:
-                warnings.warn(f"{sampler} is left out: {verifier} never asks it.", stacklevel=2)
+                warn_user(f"{sampler} is left out: {verifier} never asks it.")
             else:
                 prompts = self.prompts or None
                 yield replace(

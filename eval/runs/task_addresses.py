@@ -23,10 +23,10 @@ from eval.tasks import (
     Task,
     WordProblems,
 )
-from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import OUTPUTS
 from eval.tasks.parallelbench import PARALLEL_BENCH, sources
+from eval.tasks.task_checks import require_examples, require_target_score
 from samplers.checks import shown
 from samplers.expression import import_class
 

@@ -188,7 +188,7 @@ class Gsm8k(FileTask):
                 id=f"{split}-{i}-{content_id(row.question)}",
                 prompt=self._prompt(row, demonstrations[i]),
                 target=row.answer,
-                meta={"answer": gold_of(row.answer), "split": split, "row": i},
+                meta={"answer": _gold_of(row.answer), "split": split, "row": i},
             )
             for i, row in enumerate(rows)
         ]
@@ -208,7 +208,9 @@ class Gsm8k(FileTask):
         }
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
-        objects = hub_rows(split) if self.path is None else read_objects(file_of(self.path, split))
+        objects = (
+            _hub_rows(split) if self.path is None else read_objects(_file_of(self.path, split))
+        )
         rows = [checked_value(item.fields, WorkedQuestion, item.where, REPAIR) for item in objects]
         return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
@@ -262,12 +264,12 @@ def normalised(number: str) -> str:
     return IGNORED.sub("", number)
 
 
-def gold_of(answer: str) -> str:
+def _gold_of(answer: str) -> str:
     """Returns the right number of a worked answer."""
     return normalised(answer.rsplit("#### ", 1)[-1].strip())
 
 
-def file_of(path: str, split: str) -> Path:
+def _file_of(path: str, split: str) -> Path:
     """Returns a split's file: `<split>.jsonl` in the folder `path`; `path` or a file next to it."""
     file = Path(path)
     if file.is_dir():
@@ -282,7 +284,7 @@ def file_of(path: str, split: str) -> Path:
     return file
 
 
-def hub_rows(split: str) -> list[Found]:
+def _hub_rows(split: str) -> list[Found]:
     """Returns the rows of a split on the hub; raises ValueError if hub or `datasets` is missing."""
     remedy = f"give path=, a folder with {SOURCE}"
     try:

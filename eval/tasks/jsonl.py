@@ -8,9 +8,9 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from eval.tasks.base import Example, content_id
-from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import FLEXIBLE, normalised
 from eval.tasks.problem_files import FileTask, Found, read_objects
+from eval.tasks.task_checks import is_prompt
 from samplers.checks import require_choice, require_count, shown
 
 _MATCHES = ("auto", "exact", "number", "contains")

@@ -133,7 +133,7 @@ class Ledgers(GeneratedTask):
         for _ in range(MAX_DRAWS):
             ledger = draw_ledger(rng, num_steps, people)
             if ledger is not None and split_of(ledger.key()) == split.partition("_")[0]:
-                prompt = write_question(ledger, rng, rng.choice(objects))
+                prompt = _write_question(ledger, rng, rng.choice(objects))
                 meta = {"ledger": ledger, "num_steps": num_steps, "answer": ledger.answer}
                 return Example(prompt, write_answer(ledger, rng), meta)
         raise self.none_found(split, "widen its steps")
@@ -147,7 +147,7 @@ class Ledgers(GeneratedTask):
         first mistake.
         """
         ledger = example.meta["ledger"]
-        right, rest = read_steps(ledger, f"{text.strip()} ")
+        right, rest = _read_steps(ledger, f"{text.strip()} ")
         result = RESULT.search(text)
         complete = right == ledger.num_steps and rest.strip() == f"#### {ledger.answer}"
         return {
@@ -163,7 +163,7 @@ def months() -> tuple[str, ...]:
     return word_list(read_world("ledgers")["months"])
 
 
-def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
+def _read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
     """Returns the number of right steps that a text begins with, and the text after them."""
     pending = ledger.changes()
     right, total = 0, 0
@@ -235,7 +235,7 @@ def write_answer(ledger: Ledger, rng: random.Random) -> str:
     return " ".join([*texts, f"#### {total}"])
 
 
-def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
+def _write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
     """Writes a question; the wording and the joining of clauses are drawn."""
     story = write_story(ledger, rng, thing)
     ask = sentences("ledgers", "question")["one" if len(ledger.accounts) == 1 else "all"]

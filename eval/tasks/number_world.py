@@ -125,7 +125,7 @@ def plan_of(template: Template) -> NumberPlan:
     """Returns the plan of a template."""
     ranges = {slot: Interval(*limits) for slot, limits in template.slots.items()}
     ranges |= {step.result: Interval(1, MAX_VALUE) for step in template.steps}
-    tighten(ranges, template.steps)
+    _tighten(ranges, template.steps)
     plan = NumberPlan(template, [], ranges)
     undrawn = set(template.slots)
     for step in template.steps:
@@ -139,7 +139,7 @@ def plan_of(template: Template) -> NumberPlan:
     return plan
 
 
-def tighten(ranges: Ranges, steps: Sequence[Step]) -> None:
+def _tighten(ranges: Ranges, steps: Sequence[Step]) -> None:
     """Narrows ranges in place until none changes."""
     before: Ranges = {}
     while before != ranges:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ValueError if anything is wrong, if possible before the first forward.
     """
-    work = require_output(Path(options.output))
+    work = _require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
     against, cache = parse(options.against, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def require_output(output: Path) -> Path:
+def _require_output(output: Path) -> Path:
     """Returns the folder of the run, which has all that is needed to go on.
 
     Raises ValueError if filter or report cannot be written, or would replace other files.
@@ -130,17 +130,18 @@ class FilterTraining:
 
     def collect(self, console: Console) -> FilterExamples:
         """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
-        run = self.judging
-        prompts = sorted(self.questions.encoded(run.tokenizer), key=len)
-        parts, size = [], run.batch_size
+        judging = self.judging
+        prompts = sorted(self.questions.encoded(judging.tokenizer), key=len)
+        parts, size = [], judging.batch_size
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):
                 batch = prompts[first : first + size]
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     examples = collect_examples(
-                        run.model, batch, run.config, cache=run.cache, first_prompt=first
-                    )
+                        judging.model, batch, judging.config, cache=judging.cache,
+                        first_prompt=first,
+                    )  # fmt: skip
                     write_examples(file, examples)
                 parts.append(read_examples(file))
                 bar.advance(len(batch))

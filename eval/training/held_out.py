@@ -15,9 +15,9 @@ from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval
 from eval.reports.comparison import difference
-from eval.runs.answers import batch_seed, decode_and_score
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
+from eval.runs.scoring import batch_seed, decode_and_score
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.questions import Questions

@@ -12,7 +12,7 @@ from dllm_decode.settings.files import read_object, write_json
 from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training.teacher import Demonstration
-from eval.runs.answers import decode_and_score
+from eval.runs.scoring import decode_and_score
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.held_out import defined_score

@@ -19,7 +19,7 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.main import make_parser as make_command_parser
 from dllm_decode.core.other_names import HINTS
 from dllm_decode.settings.options import given_options
-from dllm_decode.settings.plugins import check_plugin, parse
+from dllm_decode.settings.plugins import canonical_plugin, parse
 from dllm_decode.text.generate_options import GenerateOptions
 from eval.commands import make_eval_parser as make_parser
 from samplers import Sampler
@@ -99,7 +99,7 @@ def understand(words: list[str]) -> None:
             parse(options.sampler, Sampler)
         parse(options.cache, CachePolicy)
         parse(options.blocks, BlockSchedule)
-        check_plugin(options.verifier, "verifier")
+        canonical_plugin(options.verifier, "verifier")
         DecodeConfig(**given_options(options))
 
 

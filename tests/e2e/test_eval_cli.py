@@ -136,10 +136,8 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["sweep", "rows.toml", "out"], "rows.toml: batch_size must be at least 1, got 0"),
         (["report", "nowhere", "--replays", "-1"], "must be at least 0, got -1"),
         (["calibrate", "lists/copy", "out", "--card", "no/a.json"], "--card must be a file in a"),
-        (["calibrate", "lists/copy", "file", "--ladder", "steps"], "must be a folder, or be new"),
         (["lm", "--tasks", " ,"], "must name at least one task"),
         (["lm", "--tasks", "any", "--limit", "nan"], "must be above 0, got nan"),
-        (["lm", "--tasks", "any", "--num-fewshot", "-1"], "must be at least 0, got -1"),
         (["lm", "--tasks", "any", "--output", "file"], "must be a folder, or be new"),
     ],
 )

@@ -146,7 +146,6 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--allow-sampler", "Wino()"], "NAME=EXPR"),
         (["--allow-sampler", "default=Wino()"], "a name of its own"),
         (["--max-tokens", "8"], "gen_length must be at most"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),

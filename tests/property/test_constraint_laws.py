@@ -21,7 +21,7 @@ from dllm_decode.blocks import (
     SubBlocks,
 )
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
-from dllm_decode.engine.constraints.rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import Constraints
 from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
 from dllm_decode.verify import S2D2, SelfVerify
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler

@@ -10,8 +10,8 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
+from dllm_decode.engine.constraints.constrained_rows import Constraints
 from dllm_decode.engine.constraints.paths import Path, Span, best_path, draw_path
-from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
 from samplers.view import View, by_row

@@ -1,6 +1,5 @@
 """The graphs of one network: made when a kind of forward recurs, dropped when memory moves."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -11,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, KVCache
+from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.models.graphs.backends import Backend, Buffers, Replay, backend_on
 from dllm_decode.models.graphs.kinds import GraphKind, kind_of
 from dllm_decode.models.graphs.lasting_cache import LastingCache
@@ -122,16 +122,14 @@ class ForwardGraphs:
         except torch.OutOfMemoryError:
             self._graphs.clear()
             self._most_kinds = 0
-            warnings.warn("There is no memory for graphs: all forwards are eager.", stacklevel=2)
+            warn_user("There is no memory for graphs: all forwards are eager.")
         except RuntimeError as error:
             if self.is_fused:
                 self.is_fused = False
-                warnings.warn(f"Graphs have no compiled operations: {error}", stacklevel=2)
+                warn_user(f"Graphs have no compiled operations: {error}")
                 return self._record(kind, groups)
             if not self._failed:
-                warnings.warn(
-                    f"A kind of forward cannot be recorded, and stays eager: {error}", stacklevel=2
-                )
+                warn_user(f"A kind of forward cannot be recorded, and stays eager: {error}")
             self._failed.add(kind)
 
     def _follow_weights(self) -> None:

@@ -19,7 +19,7 @@ from dllm_decode.cli import main as cli
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_options
-from dllm_decode.settings.plugins import check_plugin
+from dllm_decode.settings.plugins import canonical_plugin
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser as make_parser
@@ -120,7 +120,7 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
         assert (sweep.axes[name] if name in VALUES else getattr(sweep, axis)) == (value,)
     options = make_parser().parse_args(["lm", "--tasks", "a", *written(name, value)])
     described = settings_of(options, Loaded(HashModel(), None, "float64")).described()
-    assert described[name] == (check_plugin(value, name) if name in PLUGINS else value)
+    assert described[name] == (canonical_plugin(value, name) if name in PLUGINS else value)
 
 
 def test_several_values_of_an_option_are_compared() -> None:

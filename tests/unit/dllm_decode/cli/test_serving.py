@@ -22,7 +22,6 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"num_rows": 0}, "num_rows must be at least 1"),
         ({"gen_length": 2048}, "gen_length must be at most max_tokens=1024"),
         ({"deadline_s": -1.0}, "deadline_s must be at least 0"),
     ],
@@ -57,7 +56,9 @@ def test_the_server_says_what_decides(
     shown = []
 
     def end_at_once(service: Any, *place: Any, **more: Any) -> None:
-        shown.append({name: type(plugin).__name__ for name, plugin in service.plugins.items()})
+        shown.append(
+            {name: type(plugin).__name__ for name, plugin in service.chosen_plugins.items()}
+        )
         service.runner.close()
 
     monkeypatch.setattr(server, "serve", end_at_once)

@@ -336,11 +336,10 @@ def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any
 
 
 MALFORMED: list[tuple[dict[str, Any], str | None]] = [
-    ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"), ({"seed": 2**63}, "seed"),
-    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 129}, "max_tokens"),
-    ({"max_completion_tokens": 6}, "max_tokens"), ({"stop": ["a", ""]}, "stop.1"),
-    ({"stop": 5}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": "\ud800"}, "stop.0"),
+    ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"),
+    ({"seed": 2**63}, "seed"), ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 129}, "max_tokens"), ({"max_completion_tokens": 6}, "max_tokens"),
+    ({"stop": ["a", ""]}, "stop.1"), ({"stop": 5}, "stop"), ({"stop": ["a"] * 17}, "stop"),
     ({"n": 17}, "n"), ({"stream": "yes"}, "stream"),
     ({"stream_options": {"what": 1}}, "stream_options.what"), ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user", "content": 5}]}, None),
@@ -349,19 +348,16 @@ MALFORMED: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, None),
     ({"messages": [{"role": "user", "content": "a " * 600}]}, None),
-    ({"model": "another"}, "model"), ({"sampler": "Wino()"}, "sampler"), ({"wrong": 1}, "wrong"),
+    ({"model": "another"}, "model"), ({"sampler": "Wino()"}, "sampler"),
     ({"\ud800": 1}, None), ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tools": [{"type": "function", "function": {"name": "add"}}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "required"},
      "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"), ({"best_of": True}, "best_of"),
+    ({"tool_choice": "required"}, "tool_choice"), ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 5}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"template": 5}, "template"),
+    ({"top_logprobs": 5}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"template": "[MASK:999]"}, "template"), ({"template": "[MASK:0]"}, None),
-    ({"stream_mode": "denoise"}, "stream_mode"), ({"ignore_eos": 1}, "ignore_eos"),
-    ({"block_length": 8}, "block_length"),
+    ({"stream_mode": "denoise"}, "stream_mode"), ({"block_length": 8}, "block_length"),
 ]  # fmt: skip
 
 
@@ -383,9 +379,6 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 0.5}, "presence_penalty",
      "'presence_penalty' is not supported by this server; leave it out. A penalty counts the "
      "tokens before a position, which may still be open when its token is drawn."),
-    ({"min_p": 0.1}, "min_p",
-     "'min_p' is not supported by this server; leave it out. Use 'top_p' or 'top_k' to limit "
-     "which tokens may be drawn."),
     ({"guided_regex": "[0-9]"}, "guided_regex",
      "'guided_regex' is not supported by this server; leave it out. Use 'structured_outputs', such "
      "as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."),
@@ -426,10 +419,7 @@ UNREADABLE = (
 REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     *(("POST", "/v1/completions", {"content": body}, 400) for body in UNREADABLE),
     ("POST", "/v1/completions", {"content": b"{" + b" " * 2**20 + b"}"}, 413),
-    ("POST", "/", {}, 405),
-    ("POST", "/v1/embeddings", {}, 404),
     ("GET", "/v1/completions", {}, 405),
-    ("DELETE", "/v1/models", {}, 405),
     ("GET", "/redoc", {}, 404),
     ("GET", "/v1/models/another", {}, 404),
     ("GET", "/v1/models", {"headers": {"host": "example.com"}}, 400),

@@ -120,7 +120,6 @@ def test_the_server_answers_with_its_new_weights(server: Any, name: str) -> None
     [
         ({"folder": "../secret"}, "invalid_folder", "'folder' must be the path of a folder"),
         ({"folder": "other/../../secret"}, "invalid_folder", "without '..'"),
-        ({"folder": "other/../other"}, "invalid_folder", "without '..'"),
         ({"folder": "/etc"}, "invalid_folder", "without '..'"),
         ({"folder": "."}, "invalid_folder", "without '..'"),
         ({"folder": "mini"}, "invalid_folder", "--weights-root"),
@@ -134,9 +133,7 @@ def test_the_server_answers_with_its_new_weights(server: Any, name: str) -> None
         ({"folder": "shape"}, "invalid_weights", "shape"),
         ({"folder": "pickled"}, "invalid_weights", "safetensors files only"),
         ({"folder": ""}, None, "must have a length of at least 1"),
-        ({"folder": 3}, None, "must be a text, got 3"),
         ({}, None, "'folder' must be given"),
-        ({"folder": "other", "adapter": "x"}, "unknown_parameter", "is not a field"),
         ({"folder": "other", "model": "gpt"}, "model_not_found", "is 'mini'"),
     ],
 )

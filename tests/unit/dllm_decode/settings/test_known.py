@@ -25,7 +25,6 @@ REFUSED = {
     "generate q --blocks MultiBlok(8)": "did you mean 'MultiBlock'?",
     "generate q --sampler @no_card.json": "must name a card that is there",
     "read [a|b] --model mni": "Did you mean 'mini'?",
-    "generate q --model mni?mask_id=5": "Did you mean 'mini'?",
     "generate --input no_file --output x": "--input must be a file of JSON lines",
     "generate q --json-schema no_file": "--json-schema must be a file of JSON",
     "generate": "A question must be given",
@@ -60,11 +59,8 @@ QUICK = {
     "generate q --cache 'DualCache(refresh=8)'": "DualCache has no option 'refresh'",
     "generate q --top-p 0": "top_p must be in (0, 1], got 0.0.",
     "generate q --sampler 'FixedSchedule(8, \"margn\")'": 'must be one of "confidence", "random"',
-    "generate q --verifier 'SelfVerify(4, \"tre\")'": 'must be one of "batch", "tree"',
     "generate q --verifier 'Guided(CausalTarget(\"mini-ar\"), top_k=0)'": "top_k must be",
-    "generate q --verifier 'ARVerfy(CausalTarget(\"mini-ar\"))'": "did you mean 'ARVerify'?",
     "generate q --regex [": "got an end where a part must follow in '['.",
-    "eval calibrate word_problms out --ladder steps": "A task must be one of word_problems",
     "generate q --temperature nan": "temperature must be a finite number, got nan.",
     "generate --template [MASK:0]": "A blank must have between 1 and",
     "read 'no slot'": "A read must have a choice, such as [yes|no], got 'no slot'.",
@@ -74,7 +70,6 @@ QUICK = {
     "eval run word_problms out": "A task must be one of word_problems",
     "eval run lists/copy out --top-p 0.5 --top-p 0": "top_p must be in (0, 1], got 0.0.",
     "eval report nofolder": "A results folder must hold settings.json",
-    "eval trace nofolder": "A results folder must hold settings.json",
     "eval sweep nofile.toml out": "A sweep must be a TOML file, got nofile.toml",
     "generate --input FOLDER/lines --output x": "Line 2 of FOLDER/lines: top_k must be",
     "generate --input FOLDER/half --output x": r"got: \ud83d, half of a surrogate pair",
@@ -135,8 +130,6 @@ def test_arguments_are_read_from_the_source_as_python_reads_them() -> None:
 def test_plug_ins_of_ones_own_and_targets_are_left_to_their_classes() -> None:
     require_known_plugins("sampler", "CreditDecoding(no_such_module2:Rule(9))")
     require_known_plugins("verifier", "ARVerify(CausalTarget('mini-ar'))")
-    with pytest.raises(ValueError, match="radius must be a whole number"):
-        require_known_plugins("sampler", "LocalLeap(radius=0.5)")
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,6 @@ def test_token_ids_with_a_mistake_are_told_what_they_must_be() -> None:
     wanted = "must be whole numbers with commas between them, got '5,6,x'"
     with pytest.raises(argparse.ArgumentTypeError, match=wanted):
         value_of("5,6,x", DecodeConfig.__annotations__["banned_ids"])
-    with pytest.raises(argparse.ArgumentTypeError, match=r"whole numbers .* got '1,,2'"):
-        value_of("1,,2", DecodeConfig.__annotations__["banned_ids"])
     for written, ids in (("(5,)", (5,)), ("[5, 6]", (5, 6)), ("()", ()), ("7", (7,))):
         assert value_of(written, DecodeConfig.__annotations__["banned_ids"]) == ids
 

@@ -5,7 +5,7 @@ from plugins_under_test import CACHES, INSTANCES
 
 from dllm_decode import CachePolicy, Verifier
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, SlidingWindow
-from dllm_decode.settings.plugins import KINDS, check_plugin, parse
+from dllm_decode.settings.plugins import KINDS, canonical_plugin, parse
 from dllm_decode.verify import S2D2, AnySubsetVerify, MinimumSpan, SelfVerify
 from samplers import Sampler
 
@@ -26,7 +26,9 @@ def test_every_plug_in_is_read_from_its_repr() -> None:
 
 def test_a_target_is_loaded_only_to_decode() -> None:
     expression = "ARVerify(CausalTarget('mini-ar'))"
-    assert check_plugin(expression, "verifier").startswith("ARVerify(target=CausalTarget('mini-ar'")
+    assert canonical_plugin(expression, "verifier").startswith(
+        "ARVerify(target=CausalTarget('mini-ar'"
+    )
     with pytest.raises(ValueError, match=r"cannot be loaded here, got CausalTarget\('mini-ar'\)"):
         parse(expression, Verifier)
 
@@ -35,6 +37,6 @@ def test_a_target_is_loaded_only_to_decode() -> None:
 def test_a_plug_in_of_another_kind_is_refused(part: str) -> None:
     other = "DualCache()" if part != "cache" else "SelfVerify()"
     with pytest.raises(ValueError, match="is not known here"):
-        check_plugin(other, part)
+        canonical_plugin(other, part)
     with pytest.raises(ValueError, match="must be named by a card"):
-        check_plugin("@no_card.json", part)
+        canonical_plugin("@no_card.json", part)

@@ -17,7 +17,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
 from dllm_decode import (
-    S2D2,
     ARVerify,
     DualCache,
     StepEvent,
@@ -28,14 +27,16 @@ from dllm_decode import (
     generate,
     load_model,
     load_target,
-    new_decoder,
+    stream,
 )
+from dllm_decode.core import user_warnings
 from dllm_decode.core.observers import final_tokens
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
+from samplers.expression import PACKAGES
 
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED
@@ -290,7 +291,6 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one for each of 1 answers, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
         (QUESTION, {"seeds": [5, 6]}, "seeds must hold one for each of 1 answers, got 2"),
-        (QUESTION, {"seeds": [5], "num_return_sequences": 2}, "of 2 answers, got 1"),
         (QUESTION, {"seeds": [5], "seed": 5}, "seed must be left out with seeds, .* got seed=5"),
         (QUESTION, {"seeds": np.array([5])}, r"In row 0: seed must be an integer, got np.int64\(5"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
@@ -301,9 +301,9 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
             r"between 1 and 1048576 tokens, got '\[M",
         ),
         (QUESTION, {"streamer": 5}, "streamer must be a streamer such as TextStreamer.*, got 5"),
-        (QUESTION, {"streamer": TextStreamer}, "streamer must be a streamer .*, got <class"),
         (QUESTION, {"do_sample": "x"}, "do_sample must be True or False, got 'x'"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], {}, "A part .*'text': 5}"),
+        (QUESTION, {"observers": [].append}, "observers must be a sequence of functions"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
@@ -411,15 +411,23 @@ def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None
         ask(OTHER, FixedSchedule(4), **options)
 
 
-def test_a_sampler_that_nobody_asks_is_named() -> None:
-    """The sampler was ignored without a word."""
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_a_warning_names_the_line_that_called_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames were counted by hand; `generate` and Python 3.12 named lines of the package."""
+    # The checks of types wrap each function, also while they are off.
+    monkeypatch.setattr(user_warnings, "_PASSED_OVER", (*PACKAGES, "jaxtyping"))
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
-    message = (
-        r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks the sampler."
-    )
-    with pytest.warns(UserWarning, match=message):
-        out = ask(OTHER, ConfidenceThreshold(0.5), gen_length=8, verifier=verifier)
-    assert out.texts == ask(OTHER, gen_length=8, verifier=verifier).texts
+    options: Any = {"verifier": verifier, "sampler": ConfidenceThreshold(0.5)}
+    for call in (
+        lambda: decode(MODEL, [[5]], gen_length=4, **options),
+        lambda: decode_many(MODEL, [[5]], gen_length=4, **options),
+        lambda: generate(MODEL, TOKENIZER, [[5]], gen_length=4, **options),
+        lambda: generate(MODEL, TOKENIZER, [[5]], templates="zorblax [MASK]"),
+        lambda: stream(MODEL, TOKENIZER, [[5]], gen_length=4, **options),
+    ):
+        with pytest.warns(UserWarning, match="has no effect|not known") as warned:
+            call()
+        assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> None:
@@ -473,13 +481,6 @@ def test_one_space_before_a_blank_is_part_of_it() -> None:
     assert double == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
 
 
-def test_unknown_words_of_a_decode_are_named() -> None:
-    blank: Any = {"templates": "emma zorblax [MASK] apples"}
-    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, blank)):
-        with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
-            ask(inputs, **options)
-
-
 @pytest.mark.usefixtures("no_checks_of_types")
 @pytest.mark.parametrize("given", [b"abc", bytearray(b"abc"), [b"abc"], {"input_ids": b"abc"}])
 def test_bytes_are_no_token_ids(given: Any) -> None:
@@ -504,24 +505,14 @@ def test_a_mask_of_padding_is_0_or_1(mask: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_checks_of_types")
-def test_a_function_in_place_of_a_list_of_observers_is_refused_in_one_sentence() -> None:
-    """The message was Python's own: "Value after * must be an iterable, not function"."""
-    watch: Any = [].append
-    with pytest.raises(ValueError, match="observers must be a sequence of functions"):
-        generate(MODEL, TOKENIZER, QUESTION, SAMPLER, observers=watch, **OPTIONS)
-
-
-@pytest.mark.usefixtures("no_checks_of_types")
 @pytest.mark.parametrize("run", [decode, decode_many])
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"templates": None}, "templates must be a list of answers, one per prompt, got None"),
-        ({"templates": 5}, "templates must be a list of answers, one per prompt, got 5"),
         ({"templates": [5]}, "In row 0: Token ids must be in a list, got 5"),
         ({"config": {}}, "config must be a DecodeConfig, got {}"),
         ({"attention_mask": 5}, "attention_mask must be lists of 0 and 1, one per prompt, got 5"),
-        ({"attention_mask": [5]}, r"attention_mask must be lists of 0 and 1, .* got \[5\]"),
     ],
 )
 def test_arguments_of_a_wrong_kind_are_refused_in_one_sentence(
@@ -538,11 +529,3 @@ def test_stop_strings_are_a_tuple_of_texts(strings: Any) -> None:
     """A single text stopped an answer at each of its letters."""
     with pytest.raises(ValueError, match=r"^Stop strings must be a tuple of texts, got "):
         StopStrings(TOKENIZER, strings)
-
-
-def test_options_of_a_request_that_a_verifier_does_not_keep_are_refused() -> None:
-    """Under `S2D2` the draft was cut to `top_k`, but the verification was not."""
-    model, _ = load_model("mini-long")
-    decoder = new_decoder(model, SAMPLER, verifier=S2D2())
-    with pytest.raises(ValueError, match="top_k of a request must be left out with S2D2"):
-        decoder.request([5, 6], 0, temperature=1.0, top_k=1)

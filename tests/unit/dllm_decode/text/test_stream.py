@@ -46,5 +46,3 @@ def test_several_inputs_are_refused_at_once() -> None:
     model, tokenizer = load_model("mini", device="cpu")
     with pytest.raises(ValueError, match="stream must be given one input, got 2"):
         stream(model, tokenizer, [QUESTION, QUESTION])
-    with pytest.raises(TypeError, match="threshold is no option of a decode"):
-        stream(model, tokenizer, QUESTION, threshold=0.9)

@@ -301,19 +301,9 @@ def test_a_block_schedule_decides_what_is_open() -> None:
         make_lm(blocks=MultiBlock(4)).generate_until([asked("1")])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--include-path nowhere", "must be a folder with task files, got 'nowhere'"),
-        ("--model nothing", "which is none of these"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
-    arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start = ["lm", "--tasks", "words_generate", "--include-path", str(folder), "--limit", "1"]
-    assert main([*start, *arguments.split()]) == 2
-    assert message in capsys.readouterr().err
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lm", "--tasks", "words_generate", "--include-path", "nowhere"]) == 2
+    assert "must be a folder with task files, got 'nowhere'" in capsys.readouterr().err
 
 
 def test_a_task_that_runs_programs_needs_consent(
@@ -346,4 +336,4 @@ def test_without_the_harness_the_command_names_the_extra(
 def test_nothing_but_the_adapter_imports_the_harness() -> None:
     for path in (ROOT / "eval").rglob("*.py"):
         imported = re.search(r"^(from|import) lm_eval\b", path.read_text(encoding="utf-8"), re.M)
-        assert not imported or path.name in ("model.py", "requests.py"), path
+        assert not imported or path.name in ("model.py", "lm_jobs.py"), path

@@ -19,10 +19,10 @@ from eval.reports.page import report_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.reports.templates import ASSETS
-from eval.runs.answers import RunnersUp
 from eval.runs.folder import Folder
 from eval.runs.records import read_parts
 from eval.runs.runner import execute
+from eval.runs.scoring import RunnersUp
 from samplers import ConfidenceThreshold, Wino
 
 RUNS = eval_runs.runs()

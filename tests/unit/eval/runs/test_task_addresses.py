@@ -39,7 +39,6 @@ def test_addresses_name_tasks_splits_and_options() -> None:
         ("gsm8k?num_fewshot=-1", "num_fewshot must be a whole number, at least 0, got -1"),
         ("gsm8k?protocol=mine", 'one of "lm_eval", "fast_dllm", .*got .mine'),
         ("gsm8k?split=val", "split must be one of train, test, got 'val'"),
-        ("humaneval", "A task must be one of"),
         ("lists/copy?n=11", "n is a length from 2 to 10, got 11"),
         (f"lists/{FIXED_LENGTH[0]}?n=4", "one length only, got n=4; leave n out"),
         *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")
@@ -100,7 +99,6 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
         (['{"prompt": "a", "answer": true}'], r"Line 1 .* an 'answer' \(text or a number\)"),
         (["[1]"], "be JSON lines or a JSON list .* got `int`"),
         ([""], "a JSON list of them, got none; repair it"),
-        (["[]"], "a JSON list of them, got none; repair it"),
         (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
     ],
 )
@@ -139,7 +137,6 @@ SWEEP = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
         (f"{SWEEP}seed = [1, 1]", "seed must be distinct, got 1 twice"),
         (f"{SWEEP}top_p = 0.0", "top_p must be in"),
         (f'{SWEEP}blocks = ["SubBlocks(8)", "SubBlocks(block_length=8)"]', "must be distinct"),
-        (f'{SWEEP}blocks = ["NoCache()"]', "not known here"),
     ],
 )
 def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:

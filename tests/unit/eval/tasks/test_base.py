@@ -10,9 +10,9 @@ import pytest
 from eval.runs.task_addresses import TASKS, digest_of_examples, parse_task
 from eval.tasks import ListTask, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
-from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import OUTPUTS
+from eval.tasks.task_checks import require_examples, require_target_score
 
 NEED_FILES = {"gsm8k"}
 

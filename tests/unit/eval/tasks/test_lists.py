@@ -89,9 +89,3 @@ def test_long_lists_are_a_split_of_their_own() -> None:
     assert {len(e.meta["request"].items) for e in drawn(ListTask("copy"), "test_length")} == {9, 10}
     assert {len(e.meta["request"].items) for e in drawn(ListTask("copy"))} == {3, 4, 5, 6, 7, 8}
     assert "test_length" not in ListTask("copy", n=4).splits
-
-
-def test_a_small_split_gives_fewer_examples() -> None:
-    examples = ListTask("pair_sum").examples("test", 100)
-    assert 2 <= len(examples) < 30
-    assert len({e.prompt for e in examples}) == len(examples)

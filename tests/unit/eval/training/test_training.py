@@ -196,7 +196,6 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--learning-rate", "-1"], "--learning-rate: must be above 0, got -1"),
         (["distil", "--model", "nothing"], "an embedded name"),
         (["distil", "--model", "mini?quantize=int8"], "must be left out, got 'mini?quantize=int8'"),
-        (["distil", "--model", "mini?adapter=mini"], "must be left out, got 'mini?adapter=mini'"),
         (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
         (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
         (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),

@@ -13,7 +13,7 @@ from eval.runs.prompts import encode_prompt, templates_of
 from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, TokenDistribution, tokens_of
 from eval.runs.settings import Run
 from eval.tasks import Example
-from eval.tasks.checks import FAILURES, checked_scores
+from eval.tasks.task_checks import FAILURES, checked_scores
 from samplers.logits.noise import wrap_seed
 
 NUM_TOKENS = 4
@@ -53,7 +53,7 @@ def decode_and_score(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            recorded_trace = record_of_trace(trace, runners_up, row, lead)
+            recorded_trace = _record_of_trace(trace, runners_up, row, lead)
             start = result_start(tokens, run.marker)
             decided = since.decided(row, range(start, len(tokens)))
             recorded_trace["decided"] = decided, trace.num_steps[row]
@@ -175,7 +175,7 @@ def result_start(tokens: Sequence[int], marker: Sequence[int]) -> int:
     return next((at + length for at in places if list(tokens[at : at + length]) == list(marker)), 0)
 
 
-def record_of_trace(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:
+def _record_of_trace(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:
     """Returns step and confidence of each position; -1 and None where no round committed it.
 
     `lead` counts the prompt tokens in the first block of a block-causal model.

@@ -7,7 +7,7 @@ import pytest
 from toys import DriftingModel
 
 from dllm_decode import StepEvent, decode
-from eval.runs.answers import LikelySince, result_start
+from eval.runs.scoring import LikelySince, result_start
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]

@@ -1,6 +1,5 @@
 """The harness' requests: each once, in batches of prompts that are decoded alike."""
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -8,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from lm_eval.api.instance import Instance
 
+from dllm_decode.core.user_warnings import warn_user
 from eval.lm_harness.generation import Generation
 
 Item = TypeVar("Item")
@@ -75,8 +75,7 @@ def warn_of_unknown(requests: Sequence[Instance]) -> None:
     several = {(request.task_name, request.doc_id) for request in requests if request.idx > 0}
     tasks = {str(r.task_name) for r in requests if (r.task_name, r.doc_id) not in several}
     if tasks:
-        warnings.warn(
+        warn_user(
             "--nll mc cannot tell whether greedy decoding gives the text, so 'is_greedy' is False "
-            f"in {', '.join(sorted(tasks))}. Use --nll l2r.",
-            stacklevel=3,
+            f"in {', '.join(sorted(tasks))}. Use --nll l2r."
         )
