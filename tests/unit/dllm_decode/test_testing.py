@@ -131,7 +131,7 @@ def test_what_is_no_plugin_is_refused() -> None:
     with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler"):
         check_laws(DualCache)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"got DualCache.* `dllm_decode.testing.check_laws` takes"):
-        testing.check_laws(DualCache())  # type: ignore[arg-type]
+        testing.check_rule(DualCache())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("no_checks_of_types")
