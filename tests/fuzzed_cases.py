@@ -304,6 +304,9 @@ def with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
         length = options.get("gen_length", decoder.config.gen_length)
         template = _template(rng, decoder, length) if has_templates else []
         prompt = rng.choices(WORDS, k=rng.choice((1, 2, rng.randint(1, 12))))
+        if Fact.FINAL_TOKENS not in decoder.sampler.gives and len({*prompt}) == 1:
+            # All columns may hold this token at once: exact ties, which rounding would break.
+            prompt.append(next(word for word in WORDS if word not in prompt))
         requests.append(decoder.request(prompt, index, template=template, stop=stop, **options))
         all_options.append(options)
     joins = [rng.randint(0, 10) if index else 0 for index in range(number)]

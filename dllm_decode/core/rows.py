@@ -225,4 +225,5 @@ class Row(NamedTuple):
 
     def with_block(self, start: int, stop: int) -> "Row":
         """Returns the row with other columns for cache policies to take for the open block."""
-        return self._replace(opening=self.opening._replace(block=(start, stop)))
+        opening = self.opening._replace(start=start, stop=stop, block=(start, stop))
+        return self._replace(opening=opening)

@@ -14,6 +14,7 @@ from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput, join_outputs
 from dllm_decode.core.prompts import (
+    Array,
     Prompt,
     Prompts,
     require_one_each,
@@ -153,7 +154,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     require_templates(templates)
     require_seeds(seeds, config, options)
     require_integer("num_rows", num_rows, least=1)
-    if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
+    if attention_mask is not None or isinstance(prompts, Array | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     elif isinstance(prompts, Sequence):
         prompts = token_lists(prompts)

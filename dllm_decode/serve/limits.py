@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from samplers.checks import require_finite_non_negative, require_integer
+from samplers.checks import require_finite_non_negative, require_integer, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class Limits:
                 require_integer(field.name, getattr(self, field.name), least=1)
             else:
                 require_finite_non_negative(field.name, getattr(self, field.name))
+        require_positive("deadline_s", self.deadline_s, unit="a number of seconds")
         for less, more in pairwise(("gen_length", "max_tokens", "max_length")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(

@@ -125,6 +125,10 @@ class TextFormat(Strict):
     def _consistent(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise ValueError("must have a 'schema' if its type is 'json_schema', and only then")
+        names = {"name": self.name, "description": self.description, "strict": self.strict}
+        given = [name for name, value in names.items() if value is not None]
+        if self.type != "json_schema" and given:
+            raise ValueError(f"must have a '{given[0]}' only if its type is 'json_schema'")
         return self
 
 

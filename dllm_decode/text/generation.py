@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Unpack
 
 from torch.nn.functional import pad
@@ -140,8 +139,7 @@ def generate(
     requests = requests_of_texts(
         decoder, tokenizer, prompts, template_tokens, constraint=constraint,
         stop_strings=strings, copies=num_return_sequences,
-        # One more than fits shows that there are too many.
-        seeds=list(islice(seeds, len(prompts) * num_return_sequences + 1)),
+        seeds=seeds,
     )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
     with _progress(len(requests)) if progress else nullcontext() as bar:

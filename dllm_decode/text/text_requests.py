@@ -1,6 +1,6 @@
 """Makes texts into requests of a decode, with their templates, constraints and stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from dllm_decode.blocks import BlockSchedule
@@ -103,7 +103,7 @@ def requests_of_texts(
     constraint: object,
     stop_strings: tuple[str, ...],
     copies: int,
-    seeds: Sequence[int] = (),
+    seeds: Iterable[int] = (),
 ) -> list[Request]:
     """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
     require_one_each(len(prompts), templates=template_tokens)

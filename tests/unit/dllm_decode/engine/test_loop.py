@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Unpack
 
+import numpy as np
 import pytest
 import torch
 from plugins_under_test import plugin
@@ -258,6 +259,14 @@ SHORT: Any = {"gen_length": 4, "block_length": 4}
 
 def many(prompts: Any = PROMPTS, **options: Any) -> Iterator[DecodeOutput]:
     return decode_many(DriftingModel(), prompts, FixedSchedule(4), **SHORT | options)
+
+
+def test_an_array_is_taken_as_by_decode() -> None:
+    with pytest.raises(ValueError, match="attention_mask must be given"):
+        many(np.array([[1, 2], [1, 0]]))
+    assert [out.tokens.tolist() for out in many(np.array([1, 2]))] == [
+        out.tokens.tolist() for out in many([[1, 2]])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def test_an_answer_that_is_cut_off_is_incomplete_and_a_form_is_parsed(
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input",
          "needs the 'tools'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "must have a 'schema'"),
+        ({"text": {"format": {"type": "text", "strict": True}}}, "text.format", "a 'strict' only"),
         ({"previous_response_id": "x"}, "previous_response_id", "keeps no answers"),
         ({"background": True}, "background", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),

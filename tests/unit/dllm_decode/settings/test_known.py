@@ -65,6 +65,7 @@ QUICK = {
     "generate --template [MASK:0]": "A blank must have between 1 and",
     "read 'no slot'": "A read must have a choice, such as [yes|no], got 'no slot'.",
     "serve --num-rows 0": "num_rows must be at least 1, got 0.",
+    "serve --deadline-s 0": "deadline_s must be a number of seconds above 0, got 0.0.",
     "serve --allow-sampler x": "--allow-sampler must be NAME=EXPR",
     "serve --port PORT": "The server cannot listen at 127.0.0.1:PORT: Address already in use.",
     "eval run word_problms out": "A task must be one of word_problems",

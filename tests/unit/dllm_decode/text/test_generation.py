@@ -260,6 +260,8 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     [
         ([], {}, "at least one text, chat or prompt"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
+        ([[{"role": "user", "content": "a"}], []], {}, r"at least one message, got \[\]"),
+        ([[{"role": "user", "content": "a"}], 5], {}, "a list of at least one message, got 5"),
         ([{"role": "robot", "content": "a"}], {}, "role of a message must be one of system,"),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
@@ -291,6 +293,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one for each of 1 answers, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
         (QUESTION, {"seeds": [5, 6]}, "seeds must hold one for each of 1 answers, got 2"),
+        (QUESTION, {"seeds": iter(())}, "seeds must hold one for each prompt, got 0 seeds"),
         (QUESTION, {"seeds": [5], "seed": 5}, "seed must be left out with seeds, .* got seed=5"),
         (QUESTION, {"seeds": np.array([5])}, r"In row 0: seed must be an integer, got np.int64\(5"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),

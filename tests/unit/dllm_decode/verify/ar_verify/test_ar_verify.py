@@ -36,6 +36,7 @@ from dllm_decode import (
     PathSearch,
     Sampled,
     StepEvent,
+    SubBlockCache,
     Tree,
     decode,
     new_decoder,
@@ -212,6 +213,18 @@ def test_given_tokens_must_begin_the_answer() -> None:
             decode(
                 HashModel(), [[5]], SAMPLER, verifier=verifier, gen_length=4, templates=[[23, 7]]
             )
+
+
+def test_a_cache_of_sub_blocks_sees_the_columns_of_a_draft_as_open() -> None:
+    """A second look computed the schedule's block, of which the model sees the draft alone."""
+    target = tiny_target(vocab_size=tiny("sdar").vocab_size)
+    verifier = ARVerify(target, SHORT, PathSearch(num_forwards=2))
+    cached, plain = (
+        decode(tiny("sdar"), PROMPTS, SAMPLER, verifier=verifier, cache=cache, gen_length=16,
+               block_length=8)
+        for cache in (SubBlockCache(), NoCache())
+    )  # fmt: skip
+    assert cached.tokens.tolist() == plain.tokens.tolist()
 
 
 @pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(), Sampled(), Tree(5)], ids=repr)
