@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -10,23 +9,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rich.console import Console
-
 from dllm_decode import DecodeConfig
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import canonical_json, has_type, parse_json
-from dllm_decode.settings.models import Loaded, open_model
+from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS, axes_of
 from dllm_decode.settings.plugins import KINDS, canonical_plugin
-from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
-from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
 from eval.runs.prompts import warn_of_prompts
-from eval.runs.reporter import Reporter
-from eval.runs.runner import PlannedRun, execute
-from eval.runs.settings import Parts, Run, RunSettings, run_of
+from eval.runs.runner import PlannedRun
+from eval.runs.settings import Parts, Run, run_of
 from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
 
@@ -146,45 +140,6 @@ def sweep_of_file(options: argparse.Namespace) -> Sweep:
     sweep = read_sweep(options.config)
     sweep = replace(sweep, axes={**sweep.axes, **axes_of(options)})
     return replace(sweep, models=tuple(options.model or sweep.models))
-
-
-def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
-    """Decodes the answers that the results folder lacks, and reports a complete sweep.
-
-    Checks all before the first forward. The last of several processes writes the report; other
-    settings of the folder may be unfinished. Returns 1 if the report has examples that raised.
-    """
-    # Imported here, because cards and reports are made of runs, and import their modules.
-    from eval.calibration.card import warn_of_misfits
-    from eval.reports.command import report_folder
-
-    process = ProcessRank.of_launch()
-    Folder(options.out).require_usable()
-    settings: list[RunSettings] = []
-
-    def tell(runs: list[PlannedRun], others: list[RunSettings]) -> None:
-        settings.extend(planned.settings for planned in runs)
-        if process.rank > 0:
-            return
-        if others:
-            sys.stderr.write(
-                f"The folder holds {len(others)} other settings; they stay in the report.\n"
-            )
-        warn_of_runs(runs)
-        warn_of_misfits(sweep.samplers, settings)
-
-    selections = sweep.selections()
-    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
-    folder = execute(
-        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
-        options.out,
-        process=process,
-        reporter=Reporter(Console(stderr=True)),
-        on_plan=tell,
-    )
-    results = folder.results()
-    is_complete = all(len(results.get(s, ())) == s.num_examples for s in settings)
-    return report_folder(folder) if is_complete else 0
 
 
 def canonical_constraint(text: str) -> str:
