@@ -5,14 +5,14 @@ from typing import Any, get_args
 
 from samplers.base import Sampler
 from samplers.checks import shown
-from samplers.expression import parts_of
+from samplers.expression import plugins_within
 from samplers.facts import Fact, PlugIn
 from samplers.view import Scope
 
 
 def require_declared(sampler: Sampler, *others: PlugIn) -> None:
     """Raises ValueError unless plug-ins are frozen dataclasses that declare facts and scope."""
-    for part in parts_of((sampler, *others)):
+    for part in plugins_within((sampler, *others)):
         if isinstance(part, PlugIn):
             _require_dataclass(type(part))
     for plugin in (sampler, *others):

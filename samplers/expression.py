@@ -84,14 +84,14 @@ def expression_of(plugin: object) -> str:
     return f"{prefix}{kind.__qualname__}({', '.join(written)})"
 
 
-def parts_of(plugin: object) -> Iterator[object]:
+def plugins_within(plugin: object) -> Iterator[object]:
     """Yields a plug-in and all that it holds, as arguments or in tuples of them."""
     yield plugin
     parts: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
     if is_dataclass(plugin):
         parts = (getattr(plugin, field.name) for field in fields(plugin))
     for part in parts:
-        yield from parts_of(part)
+        yield from plugins_within(part)
 
 
 def is_ours(kind: type) -> bool:

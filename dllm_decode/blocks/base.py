@@ -20,7 +20,7 @@ class BlockSchedule(PlugIn, ABC):
 
     The host decides, row by row, from whole numbers. Concrete schedules are frozen dataclasses
     whose repr is their configuration. A schedule that must remember something on the device keeps
-    it in `state.blocks`: `None`, a tensor, or a NamedTuple of tensors, batch axis first.
+    it in `state.blocks_state`: `None`, a tensor, or a NamedTuple of tensors, batch axis first.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.

@@ -107,7 +107,7 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
-    require_state(state.verifier, total, owner=owner)
+    require_state(state.verifier_state, total, owner=owner)
     return state, look
 
 

@@ -26,15 +26,16 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
         return state, seen, seen.decision
     openings = [row.opening for row in state.rows]
     is_fresh = [row.is_fresh for row in state.rows]
-    view, blocks = decoder.blocks.narrowed(seen.view, openings, state.blocks)
-    sampler = state.sampler
+    view, blocks_state = decoder.blocks.narrowed(seen.view, openings, state.blocks_state)
+    sampler_state = state.sampler_state
     if any(is_fresh):
-        sampler = _begin(decoder.sampler, view, sampler, is_fresh)
+        sampler_state = _begin(decoder.sampler, view, sampler_state, is_fresh)
         rows = tuple(row._replace(is_fresh=False) for row in state.rows)
         state = state._replace(rows=rows)
-    decision, sampler = next_step(decoder.sampler, view, sampler)
+    decision, sampler_state = next_step(decoder.sampler, view, sampler_state)
     decision = decoder.blocks.with_commits(view, decision, openings)
-    return state._replace(sampler=sampler, blocks=blocks), seen._replace(view=view), decision
+    state = state._replace(sampler_state=sampler_state, blocks_state=blocks_state)
+    return state, seen._replace(view=view), decision
 
 
 def _begin(sampler: Sampler, view: View, state: Any, is_fresh: Sequence[bool]) -> Any:

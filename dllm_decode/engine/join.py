@@ -46,9 +46,9 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         cost=cost._replace(
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
         ),
-        sampler=pad_state(state.sampler, num_new),
-        blocks=pad_state(state.blocks, num_new),
-        verifier=pad_state(state.verifier, num_new),
+        sampler_state=pad_state(state.sampler_state, num_new),
+        blocks_state=pad_state(state.blocks_state, num_new),
+        verifier_state=pad_state(state.verifier_state, num_new),
         commits=commits,
         constraints=Constraints.of((*state.rows, *new), device),
         cache=_cache_with(decoder, state, new, canvas),
@@ -116,7 +116,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
             buffer[:, place] = buffer[:, row]
     index = send(order, state.device)
     return state.take(order)._replace(
-        verifier=take_state(state.verifier, index),
+        verifier_state=take_state(state.verifier_state, index),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
         window=None,
         layout=None,

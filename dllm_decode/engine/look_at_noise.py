@@ -39,7 +39,7 @@ def with_noise(decoder: Decoder, state: State) -> State:
 
 def _belief_edit(decoder: Decoder, state: State, fresh: list[bool]) -> Edit:
     """Returns the edit that gives the model the logits of the last step; -inf in fresh rows."""
-    belief = decoder.sampler.belief(state.sampler)
+    belief = decoder.sampler.belief(state.sampler_state)
     if belief is None:
         return keep_inputs
     if any(fresh):

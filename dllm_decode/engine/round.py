@@ -176,7 +176,7 @@ def _read_on_host(decoder: Decoder, state: State, verified: Shaped[Tensor, "B N"
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
     blocks, cache = decoder.blocks, decoder.cache
-    opened = blocks.numbers(canvas, decoder.block_length, state.blocks)
+    opened = blocks.numbers(canvas, decoder.block_length, state.blocks_state)
     shift = decoder.model.logit_shift
     cached = None if history is None else cache.numbers(canvas, history, shift)
     numbers = [

@@ -97,9 +97,9 @@ class State(NamedTuple):
         noise_keys: Noise key of each row.
         cost: Counts of forwards and of drafted tokens.
         cache: Keys and values.
-        sampler: The sampler's state.
-        blocks: The block schedule's state.
-        verifier: The verifier's state.
+        sampler_state: The sampler's state.
+        blocks_state: The block schedule's state.
+        verifier_state: The verifier's state.
         commits: The commits so far; `None` unless they are recorded.
         constraints: Sets of texts that answers must be in; `None`: no row has one.
         breaches: Rules that may have been broken in this round; read once a round.
@@ -114,9 +114,9 @@ class State(NamedTuple):
     noise_keys: Int[Tensor, " B"]
     cost: Cost
     cache: CacheState
-    sampler: Any = None
-    blocks: Any = None
-    verifier: Any = None
+    sampler_state: Any = None
+    blocks_state: Any = None
+    verifier_state: Any = None
     commits: CommitState | None = None
     constraints: Constraints | None = None
     breaches: tuple[Breach, ...] = ()
@@ -170,9 +170,9 @@ class State(NamedTuple):
             noise_keys=self.noise_keys[index],
             cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
             cache=CacheState(),
-            sampler=take_state(self.sampler, index),
-            blocks=take_state(self.blocks, index),
-            verifier=None,
+            sampler_state=take_state(self.sampler_state, index),
+            blocks_state=take_state(self.blocks_state, index),
+            verifier_state=None,
             commits=take_state(self.commits, index),
             constraints=constraints and constraints.among(rows),
             breaches=(),
@@ -189,7 +189,7 @@ class State(NamedTuple):
             values[row] = value
         changes = {
             name: _put(getattr(self, name), index, getattr(part, name), len(values))
-            for name in ("sampler", "blocks", "commits")
+            for name in ("sampler_state", "blocks_state", "commits")
         }
         found = (breach._replace(rows=[rows[n] for n in breach.rows]) for breach in part.breaches)
         return self._replace(

@@ -18,9 +18,9 @@ class Verifier(PlugIn, ABC):
     """Runs a round's forwards: decides for how many steps they serve, or whose tokens are kept.
 
     The sampler decides after the forwards, unless the verifier has decided in its place.
-    `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
-    axis first. Rows that join get zeros, the values of rows that leave are dropped. The loop opens
-    blocks before the look, and asks the sampler after it.
+    `state.verifier_state` is a NamedTuple of tensors, nested as needed, batch axis first. Rows that
+    join get zeros, the values of rows that leave are dropped. The loop opens blocks before the
+    look, and asks the sampler after it.
     """
 
     @property
@@ -61,7 +61,7 @@ class Verifier(PlugIn, ABC):
         """
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
-        """Updates `state.verifier` after the round has written tokens; by default does nothing.
+        """Updates `verifier_state` after the round has written tokens; by default does nothing.
 
         Returns:
             The state, and numbers of each row, which the host reads into `Numbers.verifier`.

@@ -22,7 +22,7 @@ from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.known import called_names
 from samplers import Sampler
 from samplers.checks import shown
-from samplers.expression import expression_of, is_ours, parse_plugin, parts_of
+from samplers.expression import expression_of, is_ours, parse_plugin, plugins_within
 
 Plugin = TypeVar("Plugin")
 
@@ -160,7 +160,7 @@ def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
 
 def own_modules(plugin: object) -> Iterator[str]:
     """Yields the modules of the user's own classes in a plug-in and in all parts that it holds."""
-    for part in parts_of(plugin):
+    for part in plugins_within(plugin):
         for kind in type(part).__mro__:
             if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
                 yield kind.__module__

@@ -71,7 +71,7 @@ class Guided(TargetVerifier):
             raise ValueError("threshold must be below 1, which no probability exceeds, got 1.0.")
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        past = state.verifier or self.target.start(len(state.rows))
+        past = state.verifier_state or self.target.start(len(state.rows))
         beginning = Beginning.of(decoder, state)
         counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
@@ -89,7 +89,7 @@ class Guided(TargetVerifier):
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
         seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))
-        return state._replace(verifier=judged.past(num_kept)), seen
+        return state._replace(verifier_state=judged.past(num_kept)), seen
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)

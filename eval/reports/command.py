@@ -9,7 +9,7 @@ from eval.metrics.costs import CostMeasure, usual_cost
 from eval.metrics.curves import example_set_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.page import unfinished_notice
-from eval.reports.replay import parts_of, picture_of
+from eval.reports.replay import picture_of, setting_names_of
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.reports.table import further_tables, legend, origin, show_settings
@@ -61,7 +61,7 @@ def show_example(folder: Folder, example: str) -> int:
     pairs, console = _examples_of(folder, example), Console(highlight=False)
     first = pairs[0][1]
     _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)
-    for (_, record), parts in zip(pairs, parts_of(pairs), strict=True):
+    for (_, record), parts in zip(pairs, setting_names_of(pairs), strict=True):
         counted = f"{record['length']} tokens in {record['nfe']} forwards"
         if record["target_nfe"]:
             counted += f" and {record['target_nfe']} of the target"

@@ -52,11 +52,11 @@ def panels_of(example: Example) -> list[dict[str, Any]]:
 
     Raises ValueError if a record has no trace.
     """
-    named = zip(example, parts_of(example), strict=True)
+    named = zip(example, setting_names_of(example), strict=True)
     return [_panel(settings, record, parts) for (settings, record), parts in named]
 
 
-def parts_of(example: Example) -> list[list[str]]:
+def setting_names_of(example: Example) -> list[list[str]]:
     """Returns the parts that name each setting; also the model and options that differ."""
     written = [settings.written() for settings, _ in example]
     differing = [

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 
-def parts_of(
+def tensors_of(
     module: nn.Module,
     prefix: str = "",
     *,

@@ -20,7 +20,7 @@ from dllm_decode.models.network.eight_bits import EightBitLinear
 from dllm_decode.models.network.layer import Layer, Norm, take_wanted
 from dllm_decode.models.network.operations import EAGER, Pointwise
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
-from dllm_decode.models.network.parts import parts_of
+from dllm_decode.models.network.parts import tensors_of
 
 
 class Transformer(nn.Module):
@@ -159,7 +159,7 @@ class Transformer(nn.Module):
     def parts(self, joined: Collection[str] = ()) -> dict[str, Tensor]:
         """Returns every tensor of a checkpoint by name, as views: writing to a view sets the model.
 
-        Names are those of `parts_of`, as in `layers.0.gate.weight`. A tied head has no entry.
+        Names are those of `tensors_of`, as in `layers.0.gate.weight`. A tied head has no entry.
 
         Args:
             joined: Names of tensors, with {n} and {e} for numbers. If `layers.{n}.qkv.weight` or
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
             rows = self.config.qkv_rows
-            named |= parts_of(layer, f"layers.{i}.", qkv_rows=rows, joined=joined)
+            named |= tensors_of(layer, f"layers.{i}.", qkv_rows=rows, joined=joined)
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:

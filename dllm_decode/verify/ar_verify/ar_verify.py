@@ -136,7 +136,7 @@ class ARVerify(TargetVerifier):
         memory = self.drafting.memory_after(beginning, draft, judged.logits, verdict)
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         past = judged.past(num_written, places)
-        state = state._replace(verifier=TargetState(past, after, memory))
+        state = state._replace(verifier_state=TargetState(past, after, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
         decision = decision_of(seen.window, tokens, num_written)
@@ -144,7 +144,7 @@ class ARVerify(TargetVerifier):
 
     def _held(self, state: State, beginning: Beginning) -> TargetState:
         """Returns the verifier's state; all but the past begins anew in new rows."""
-        held: TargetState | None = state.verifier
+        held: TargetState | None = state.verifier_state
         is_new = [row.target_nfe == 0 for row in state.rows]
         if held is not None and not any(is_new):
             return held

@@ -136,9 +136,11 @@ class S2D2(Verifier):
             until = [row.first_unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
         span = _first_run(seen.view.eligible & seen.view.masked)
-        memory = self.router.init(seen.view) if state.verifier is None else state.verifier
+        memory = (
+            self.router.init(seen.view) if state.verifier_state is None else state.verifier_state
+        )
         chosen, memory = self.router.verifies(seen.view, span, memory)
-        state = state._replace(verifier=memory)
+        state = state._replace(verifier_state=memory)
         # A full block has nothing to verify.
         chosen = chosen & span.any(-1)
         counts = span.sum(-1) * chosen

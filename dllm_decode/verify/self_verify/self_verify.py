@@ -106,20 +106,20 @@ class SelfVerify(Verifier):
             state = self._evaluate(decoder, state, levels)
             standings = [Standing(0, start) for start in _starts(state)]
             ready = list(range(len(standings)))
-        evaluated: EvaluatedStates = state.verifier
+        evaluated: EvaluatedStates = state.verifier_state
         state = state.with_drafts(accepted=evaluated.num_accepted())
         evaluated = evaluated._replace(latest=evaluated.current(), num_open=_num_open(state))
-        state = state._replace(verifier=evaluated)
+        state = state._replace(verifier_state=evaluated)
         return state, _look_of(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
             return state, None
-        evaluated: EvaluatedStates = state.verifier.moved(state.canvas)
+        evaluated: EvaluatedStates = state.verifier_state.moved(state.canvas)
         num_open = _num_open(state)
         settled = evaluated.num_open - num_open
         numbers = torch.stack([evaluated.reached, evaluated.starts, num_open, settled], -1)
-        return state._replace(verifier=evaluated), numbers
+        return state._replace(verifier_state=evaluated), numbers
 
     def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
         """Returns the rows whose present state was evaluated in all columns of the window."""
@@ -204,7 +204,7 @@ class SelfVerify(Verifier):
             reached=zeros,
             num_open=zeros,
         )
-        return state._replace(verifier=evaluated).with_drafts(drafted=evaluated.num_drafted())
+        return state._replace(verifier_state=evaluated).with_drafts(drafted=evaluated.num_drafted())
 
 
 def _num_open(state: State) -> Int[Tensor, " B"]:
@@ -230,7 +230,7 @@ def _look_of(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
     """Returns a look with the sampler's view of some rows, on the logits of their latest states."""
-    evaluated: EvaluatedStates = state.verifier
+    evaluated: EvaluatedStates = state.verifier_state
     part, window = with_window(decoder, state.take(rows))
     logit_starts = [standings[row].start for row in rows]
     index = send(rows, state.device)
@@ -245,6 +245,6 @@ def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     view = view_of(decoder, state, seen.window, summary.model_logits)
     # All drafts share the statistics of the logits.
     view = replace(view, summary=summary)
-    decision, memory = next_step(decoder.sampler, view, state.sampler)
+    decision, memory = next_step(decoder.sampler, view, state.sampler_state)
     after = state_after(decoder, state, seen.window, view, decision)
-    return end_at_eos(decoder, after._replace(sampler=memory))
+    return end_at_eos(decoder, after._replace(sampler_state=memory))

@@ -13,7 +13,7 @@ from dllm_decode.text.constraints.schemas.references import (
     Document,
     SchemaError,
     below,
-    parts_of,
+    subschemas_of,
 )
 from samplers.checks import shown
 
@@ -104,7 +104,7 @@ def read_schema(root: Any) -> Document:
             problem = _problem(keyword, value)
             if problem:
                 raise SchemaError(f"{pointer}/{keyword} {problem}")
-        queue.extend((inner, below(pointer, names)) for names, inner in parts_of(part))
+        queue.extend((inner, below(pointer, names)) for names, inner in subschemas_of(part))
     return document
 
 

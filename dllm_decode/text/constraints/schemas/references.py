@@ -48,7 +48,7 @@ def below(pointer: str, names: Iterable[str]) -> str:
     return f"{longer[:_MAX_HALF]} ... {longer[-_MAX_HALF:]}" if is_long else longer
 
 
-def parts_of(part: dict[str, Any], maps: tuple[str, ...] = MAPS) -> Iterator[tuple[Any, Any]]:
+def subschemas_of(part: dict[str, Any], maps: tuple[str, ...] = MAPS) -> Iterator[tuple[Any, Any]]:
     """Yields the names that lead to each part of a part, and the part."""
     for keyword, value in part.items():
         if keyword in maps and isinstance(value, dict):
@@ -128,7 +128,7 @@ class Document:
             self._places[id(part)] = _Place(base, pointer)
             queue.extend(
                 (inner, _Place(base, below(pointer, names)))
-                for names, inner in parts_of(part, (*MAPS, *_DEFINITIONS))
+                for names, inner in subschemas_of(part, (*MAPS, *_DEFINITIONS))
             )
 
     def _base_of(self, part: dict[str, Any], base: str) -> str:

@@ -183,7 +183,7 @@ VERIFIERS: list[tuple[Any, str]] = [
     (looking(lambda old, new, seen: (new, seen._replace(waiting=(0, 0)))), "each of them once"),
     (looking(lambda old, new, seen: (new, seen._replace(waiting=(1,)))),
      "view of the Look of .* must have its 1 rows, got 2"),
-    (looking(lambda old, new, seen: (new._replace(verifier=torch.zeros(7)), seen)),
+    (looking(lambda old, new, seen: (new._replace(verifier_state=torch.zeros(7)), seen)),
      r"The state of Own\(\) must be .*, got a tensor of shape \(7,\) for 2 rows"),
     (looking(lambda old, new, seen: (new, seen), after=lambda self, decoder, state: None),
      r"after of Own\(\) must return the pair"),

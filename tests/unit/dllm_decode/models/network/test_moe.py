@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts, MoE
-from dllm_decode.models.network.parts import parts_of
+from dllm_decode.models.network.parts import tensors_of
 
 H = 12
 CONFIGS = {
@@ -56,7 +56,7 @@ def open_experts(config: MoEConfig, preference: list[float]) -> list[int]:
 def slowly(layer: MoE, hidden: Tensor) -> Tensor:
     """Computes one token after another, in float64, from the tensors of a checkpoint."""
     config = layer.router.config
-    parts = {name: part.double() for name, part in parts_of(layer).items()}
+    parts = {name: part.double() for name, part in tensors_of(layer).items()}
     out = torch.zeros(hidden.shape, dtype=torch.float64)
     for row, column in torch.cartesian_prod(*map(torch.arange, hidden.shape[:2])).tolist():
         x = hidden[row, column].double()
