@@ -8,7 +8,6 @@ import numpy as np
 from dllm_decode.core.prompts import Array, Prompt, Prompts, token_lists
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.text.unknown_words import unknown_words
-from samplers.checks import shown
 
 Message: TypeAlias = Mapping[str, Any]
 """One turn of a chat: its "role", and its "content": a text, or parts {"type": "text", "text": ...}
@@ -165,8 +164,8 @@ def _texts_of(
 
 
 def _text_of_chat(tokenizer: Tokenizer, chat: Any) -> str:
-    if not isinstance(chat, list | tuple) or not chat:
-        raise ValueError(f"Every chat must be a list of at least one message, got {shown(chat)}.")
+    if not _require_kind(Sequence, chat, "a chat"):
+        raise ValueError("Every chat must have at least one message, got [].")
     turns = [_turn(message) for message in chat]
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.library import Library
 from torch.nn import functional as F
 
 from dllm_decode.core.model import KVCache
@@ -152,9 +153,9 @@ def _write_slots(
 
 # As one operation, because Inductor does not see that a write to a view of a view is in place, and
 # would copy the whole buffer for every layer. Not by `custom_op`, whose Python costs 17 us a call.
-_LIBRARY = torch.library.Library("dllm_decode", "DEF")
-_LIBRARY.define(
+_OPERATIONS = Library("dllm_decode", "DEF")
+_OPERATIONS.define(
     "write_slots(Tensor(a!) buffer, int index, Tensor fresh, Tensor row_index, Tensor slots) -> ()"
 )
-_LIBRARY.impl("write_slots", _write_slots, "CompositeExplicitAutograd")
+_OPERATIONS.impl("write_slots", _write_slots, "CompositeExplicitAutograd")
 _write_slots_at_once = torch.ops.dllm_decode.write_slots.default

@@ -260,8 +260,8 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     [
         ([], {}, "at least one text, chat or prompt"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
-        ([[{"role": "user", "content": "a"}], []], {}, r"at least one message, got \[\]"),
-        ([[{"role": "user", "content": "a"}], 5], {}, "a list of at least one message, got 5"),
+        ([[{"role": "user", "content": "a"}], []], {}, r"have at least one message, got \[\]"),
+        ([[{"role": "user", "content": "a"}], 5], {}, "of one kind, got a chat and 5"),
         ([{"role": "robot", "content": "a"}], {}, "role of a message must be one of system,"),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
