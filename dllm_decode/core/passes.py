@@ -99,7 +99,7 @@ class Branches(NamedTuple):
         tokens: The canvases.
         rows: Row of each canvas: first those of branch 0, then those of branch 1, and so on. The
             logits of a forward are in this order.
-        branch_of: Which branch of its row each canvas is, from 0; below `Verifier.num_branches`,
+        branch_numbers: Number of each canvas in its row, from 0; below `Verifier.num_branches`,
             unless `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
             uncommitted draft there lasts until its columns are computed again; the others change
             neither caches nor what cache policies count. A row may have any set of branches; with
@@ -114,7 +114,7 @@ class Branches(NamedTuple):
 
     tokens: Int[Tensor, "N L"]
     rows: tuple[int, ...]
-    branch_of: tuple[int, ...]
+    branch_numbers: tuple[int, ...]
     in_columns: bool = False
     causal_from: tuple[int, ...] = ()
 
@@ -125,12 +125,12 @@ class Branches(NamedTuple):
 
     def rows_and_branches(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
         """Returns of some canvases the rows, and which branch of its row each is."""
-        return [self.rows[n] for n in members], [self.branch_of[n] for n in members]
+        return [self.rows[n] for n in members], [self.branch_numbers[n] for n in members]
 
     @property
     def writers(self) -> set[int]:
         """The rows of branches 0, which alone write the rows' own slots."""
-        pairs = zip(self.rows, self.branch_of, strict=True)
+        pairs = zip(self.rows, self.branch_numbers, strict=True)
         return {row for row, branch in pairs if branch == 0}
 
 

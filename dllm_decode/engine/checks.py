@@ -157,7 +157,7 @@ def require_branches(decoder: Decoder, state: State, branches: Branches) -> None
     if branches.in_columns and not set(branches.rows) <= branches.writers:
         raise RuntimeError(
             "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "
-            f"got the rows {branches.rows} and branches {branches.branch_of}."
+            f"got the rows {branches.rows} and branches {branches.branch_numbers}."
         )
     size = (len(branches.rows), state.canvas.width)
     if tuple(branches.tokens.shape) != size:
@@ -165,9 +165,10 @@ def require_branches(decoder: Decoder, state: State, branches: Branches) -> None
             f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
             f"shape {tuple(branches.tokens.shape)}."
         )
-    highest, num_branches = max(branches.branch_of), decoder.verifier.num_branches
+    highest, num_branches = max(branches.branch_numbers), decoder.verifier.num_branches
     if not branches.in_columns and highest >= num_branches:
         raise RuntimeError(
-            f"Branches.branch_of must be below num_branches of the verifier, {num_branches}, got "
+            "Branches.branch_numbers must be below num_branches of the verifier, "
+            f"{num_branches}, got "
             f"{highest}. Override num_branches, or use in_columns=True."
         )

@@ -171,8 +171,8 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
 def _with_history(state: State, history: History, call: _Call) -> State:
     """Returns the state whose history has the columns that branch 0 of each row computed."""
     for group in call.layout.groups:
-        rows, branch_of = call.branches.rows_and_branches(group.members)
-        pairs = [(n, rows[n]) for n, branch in enumerate(branch_of) if branch == 0]
+        rows, branch_numbers = call.branches.rows_and_branches(group.members)
+        pairs = [(n, rows[n]) for n, branch in enumerate(branch_numbers) if branch == 0]
         members, index = send(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
         history = history.noted(state.canvas, index, group.columns[members])
     return state._replace(cache=state.cache._replace(history=history))

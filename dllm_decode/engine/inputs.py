@@ -35,14 +35,16 @@ def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> Fo
 
 
 def cache_rows(
-    state: State, rows: Sequence[int], branch_of: Sequence[int]
+    state: State, rows: Sequence[int], branch_numbers: Sequence[int]
 ) -> slice | Int[Tensor, " N"] | None:
     """Returns rows of the key-value cache: branch n of a row has the n-th copy of its slots.
 
     With a slice, the cache is read without a copy. `None` is all of the cache.
     """
     cache = state.cache
-    indices = [row + branch * cache.capacity for row, branch in zip(rows, branch_of, strict=True)]
+    indices = [
+        row + branch * cache.capacity for row, branch in zip(rows, branch_numbers, strict=True)
+    ]
     if indices == list(range(cache.num_rows)):
         return None
     if indices == list(range(indices[0], indices[0] + len(indices))):

@@ -42,7 +42,7 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
     if cache is None:
         return state
     if branches.in_columns:
-        num_further = max(branches.branch_of) * max(
+        num_further = max(branches.branch_numbers) * max(
             group.columns.shape[1] for group in layout.groups
         )
         if cache.num_slots < state.cache.num_slots + num_further:
@@ -50,7 +50,7 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
         return state._replace(cache=state.cache._replace(kv_cache=cache))
     pairs = [
         (row, row + branch * state.cache.capacity)
-        for row, branch in zip(branches.rows, branches.branch_of, strict=True)
+        for row, branch in zip(branches.rows, branches.branch_numbers, strict=True)
         if branch
     ]
     if pairs:
@@ -65,20 +65,20 @@ class Packed(NamedTuple):
 
     Attributes:
         rows: The row of the forward.
-        branch_of: Which branch of its row it is.
+        branch_numbers: Which branch of its row it is.
         num_rows: Rows of the forward.
         num_branches: Branches of a row, at most.
     """
 
     rows: Int[Tensor, " N"]
-    branch_of: Int[Tensor, " N"]
+    branch_numbers: Int[Tensor, " N"]
     num_rows: int
     num_branches: int
 
     def lay(self, parts: Shaped[Tensor, "N X ..."]) -> Shaped[Tensor, "B Y ..."]:
         """Lays out the values of all branches, branch after branch in each row."""
         laid = parts.new_zeros(self.num_rows, self.num_branches, *parts.shape[1:])
-        laid[self.rows, self.branch_of] = parts
+        laid[self.rows, self.branch_numbers] = parts
         return laid.flatten(1, 2)
 
 
@@ -92,13 +92,13 @@ def packed_of(
     slots. Its keys and values are written after the row's slots; only this branch sees them.
     """
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
-    rows, branch_of = branches.rows_and_branches(group.members)
+    rows, branch_numbers = branches.rows_and_branches(group.members)
     owners = list(dict.fromkeys(rows))
     where = Packed(
         send([owners.index(row) for row in rows], device),
-        send(branch_of, device),
+        send(branch_numbers, device),
         len(owners),
-        max(branch_of) + 1,
+        max(branch_numbers) + 1,
     )
     first_free, num_keys = width, width
     row_slots = torch.arange(width, device=device).expand_as(inputs.tokens)
@@ -119,7 +119,7 @@ def packed_of(
         inputs,
         tokens=where.lay(inputs.tokens),
         positions=where.lay(inputs.positions),
-        wanted=where.lay(inputs.wanted + width * where.branch_of[:, None]),
+        wanted=where.lay(inputs.wanted + width * where.branch_numbers[:, None]),
         attend=where.lay(_attend(where, attend, row_slots, causal)),
         **cache_inputs,
     )
@@ -132,9 +132,9 @@ def _slots(where: Packed, row_slots: Int[Tensor, "N X"], first_free: int) -> Int
     free = first_free + width * torch.arange(-1, where.num_branches - 1, device=device)
     slots = (free[:, None] + torch.arange(width, device=device)).repeat(where.num_rows, 1, 1)
     # A row with fewer branches than another computes columns that are never read.
-    is_first = (where.branch_of == 0)[:, None]
-    written = torch.where(is_first, row_slots, slots[where.rows, where.branch_of])
-    slots[where.rows, where.branch_of] = written
+    is_first = (where.branch_numbers == 0)[:, None]
+    written = torch.where(is_first, row_slots, slots[where.rows, where.branch_numbers])
+    slots[where.rows, where.branch_numbers] = written
     return slots.flatten(1, 2)
 
 
@@ -153,7 +153,7 @@ def _attend(
         causal_from: Column of each branch from which on attention is causal.
     """
     key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
-    visible, is_further = attend.gather(2, key_slots), (where.branch_of > 0)[:, None, None]
+    visible, is_further = attend.gather(2, key_slots), (where.branch_numbers > 0)[:, None, None]
     causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
     sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
     sees_own = visible & (~causal[:, None] | (gap == 0))
@@ -164,7 +164,7 @@ def _attend(
     sees_own = sees_own & ~repeated[:, None]
     # A further branch sees its own columns and those of branch 0, but those of no other branch.
     identity = torch.eye(where.num_branches, dtype=torch.bool, device=row_slots.device)
-    one_hot = identity[where.branch_of, 1:]
+    one_hot = identity[where.branch_numbers, 1:]
     further = (one_hot[:, None, :, None] & sees_own[:, :, None]).flatten(2)
     return torch.cat([attend.scatter(2, key_slots, sees_row), further], 2)
 
@@ -172,7 +172,7 @@ def _attend(
 def unpack(packed: Float[Tensor, "B X V"], where: Packed) -> Float[Tensor, "N W V"]:
     """Returns the logits of each branch, from the logits of a packed forward."""
     branches: Tensor = packed.unflatten(1, (where.num_branches, -1))
-    if len(branches) == 1 and where.num_branches == len(where.branch_of):
+    if len(branches) == 1 and where.num_branches == len(where.branch_numbers):
         # The columns are in the order of the branches already, so that no copy is needed.
         return branches[0]
-    return branches[where.rows, where.branch_of]
+    return branches[where.rows, where.branch_numbers]

@@ -181,7 +181,7 @@ class SelfVerify(Verifier):
         """Runs the forwards and keeps the logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
-        branch_of = tuple(branch for branch, level in enumerate(levels) for _ in level.rows)
+        branch_numbers = tuple(branch for branch, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         assert state.window is not None
         pass_ = Pass(state.window)
@@ -193,12 +193,12 @@ class SelfVerify(Verifier):
         if len(levels) == 1:
             state, logits = forward(decoder, state, pass_)
         else:
-            branches = Branches(tokens, rows, branch_of, in_columns=self.evaluate == "tree")
+            branches = Branches(tokens, rows, branch_numbers, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
-            tokens=states_by_row(tokens, rows, branch_of, size, fill=-1),
-            logits=states_by_row(logits, rows, branch_of, size),
+            tokens=states_by_row(tokens, rows, branch_numbers, size, fill=-1),
+            logits=states_by_row(logits, rows, branch_numbers, size),
             starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,

@@ -84,11 +84,11 @@ class TwoLooks(Verifier):
         state, seen, decision = decide(decoder, state, seen)
         view, window, rows = seen.view, seen.window, tuple(range(len(state.rows)))
         tokens = window.put(state.canvas.tokens, view.eligible, view.most_likely)
-        branch_of = (1,) * len(rows)
+        branch_numbers = (1,) * len(rows)
         if self.both:
             tokens = torch.cat([state.canvas.tokens, tokens])
-            rows, branch_of = rows * 2, (0,) * len(rows) + branch_of
-        branches = Branches(tokens, rows, branch_of)
+            rows, branch_numbers = rows * 2, (0,) * len(rows) + branch_numbers
+        branches = Branches(tokens, rows, branch_numbers)
         state, logits = forward(decoder, state, Pass(window, branches=branches))
         unchanged = logits[-len(state.rows) :].argmax(-1) == view.most_likely
         some = torch.where(decision.commit.any(-1, keepdim=True), decision.commit, view.eligible)

@@ -197,8 +197,8 @@ VERIFIERS: list[tuple[Any, str]] = [
      "Own.* must commit at least one eligible position"),
     (drafting(lambda branches, window: branches._replace(tokens=window.part(branches.tokens))),
      "tokens of Branches must be whole canvases"),
-    (drafting(lambda branches, window: branches._replace(branch_of=(1, 1))),
-     "Branches.branch_of must be below num_branches of the verifier, 1, got 1"),
+    (drafting(lambda branches, window: branches._replace(branch_numbers=(1, 1))),
+     "Branches.branch_numbers must be below num_branches of the verifier, 1, got 1"),
     (drafting(lambda branches, window: branches._replace(causal_from=(0, 0))),
      "causal_from of Branches must be empty unless in_columns is True"),
 ]  # fmt: skip

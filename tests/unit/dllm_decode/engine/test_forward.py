@@ -73,6 +73,8 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 def test_a_row_may_leave_out_some_of_its_branches() -> None:
     """Alone in its forward, such a row had the logits of the branches that it left out."""
     logits = torch.arange(6.0)[None, :, None]
-    branch_of = torch.tensor([0, 2])
-    unpacked = unpack(logits, Packed(torch.zeros(2).long(), branch_of, num_rows=1, num_branches=3))
+    branch_numbers = torch.tensor([0, 2])
+    unpacked = unpack(
+        logits, Packed(torch.zeros(2).long(), branch_numbers, num_rows=1, num_branches=3)
+    )
     assert unpacked.squeeze(-1).tolist() == [[0.0, 1.0], [4.0, 5.0]]
