@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Buffers: TypeAlias = Mapping[str, Tensor]
@@ -73,7 +74,7 @@ class TracingBackend:
         self.traces: list[torch.fx.GraphModule] = []
 
     def record(self, work: Work, buffers: Buffers) -> Replay:
-        with _NoWaits():  # type: ignore[no-untyped-call]  # in torch
+        with _NoReads(), _NoWaits():  # type: ignore[no-untyped-call]  # in torch
             work(buffers)
         trace = make_fx(work)(buffers)
         self.traces.append(trace)
@@ -108,5 +109,20 @@ class _NoWaits(TorchDispatchMode):
             isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
         )
         if by_mask or name in self.WAITING:
-            raise RuntimeError(f"A graph must not read values of tensors, got {func.name()}.")
+            raise _read_by(func.name())
         return func(*args, **(kwargs or {}))
+
+
+class _NoReads(TorchFunctionMode):
+    """Refuses methods that read a tensor of a CPU without an operation."""
+
+    READING = frozenset([Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.READING:
+            raise _read_by(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _read_by(name: str) -> RuntimeError:
+    return RuntimeError(f"A graph must not read values of tensors, got {name}.")

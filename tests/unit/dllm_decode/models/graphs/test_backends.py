@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,9 +17,15 @@ from dllm_decode.models.graphs.backends import TracingBackend
         lambda x: x.nonzero(),
         lambda x: x.masked_select(x > 0),
         lambda x: x.index_put((x > 0,), x),
+        lambda x: x * x.tolist()[0],
+        lambda x: x * float(x.numpy()[0]),
+        lambda x: x * float(np.asarray(x)[0]),
     ],
-    ids=["index by a mask", "item", "nonzero", "masked_select", "index_put by a mask"],
-)
+    ids=[
+        "index by a mask", "item", "nonzero", "masked_select", "index_put by a mask", "tolist",
+        "numpy", "asarray",
+    ],
+)  # fmt: skip
 def test_work_that_waits_is_refused(work: Any) -> None:
     with pytest.raises(RuntimeError, match="A graph must not read values of tensors"):
         TracingBackend().record(lambda buffers: work(buffers["x"]), {"x": torch.ones(3)})

@@ -447,6 +447,16 @@ def test_experts_are_recorded(model: MaskedTransformer, dtype: str) -> None:
     assert num_kinds(experts) == 1
 
 
+def test_experts_in_a_loop_stay_eager(model: MaskedTransformer) -> None:
+    """The loop reads how many tokens each expert has; `tolist` is no operation on a CPU."""
+    experts = load_tiny("llada_moe", dtype="float64", graphs=True)
+    with pytest.warns(UserWarning, match="stays eager: A graph must not read values of tensors"):
+        experts.predict(inputs_of(range(8), 0))
+    inputs = inputs_of(range(8), 1)
+    assert torch.equal(experts.predict(inputs), *eager(experts, [inputs]))
+    assert list(graphs_of(experts).calls) == [None]
+
+
 def test_experts_wait_for_nothing_in_a_capture(
     model: MaskedTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
