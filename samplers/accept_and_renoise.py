@@ -15,12 +15,12 @@ from samplers.view import View
 
 
 class Denoising(NamedTuple):
-    """The memory of a canvas.
+    """The memory of a block.
 
     Attributes:
         belief: Logits of the last step, divided by its temperature.
         history: The most likely tokens of the last steps, latest last; -1 before the first one.
-        step: Steps taken in this canvas.
+        step: Steps taken in this block.
     """
 
     belief: Float[Tensor, "B W V"]
@@ -30,33 +30,33 @@ class Denoising(NamedTuple):
 
 @dataclass(frozen=True)
 class AcceptAndRenoise(RevisingSampler[Denoising]):
-    """Draws all tokens of a canvas at every step, keeps the surest, and makes the others noise.
+    """Draws all tokens of a block at every step, keeps the surest, and makes the others noise.
 
-    For uniform-state models, whose canvas begins as random tokens. Step n of N, counted from 0, has
+    For uniform-state models, whose blocks begin as random tokens. Step n of N, counted from 0, has
     the temperature T = `t_min` + (`t_max` - `t_min`) (N - n) / N, and everything that follows is
     computed from the logits divided by T. A token is drawn at each position. In ascending order of
     entropy a position is accepted if the entropies before it sum to at most `entropy_bound`. The
-    next canvas has the drawn tokens where they are accepted, and uniformly random tokens elsewhere.
+    block then has the drawn tokens where they are accepted, and uniformly random tokens elsewhere.
     No position stays accepted: each step decides about all of them. The model reads the divided
     logits in the next forward.
 
-    A canvas is finished after N steps, or as soon as its most likely tokens equal those of each of
+    A block is finished after N steps, or as soon as its most likely tokens equal those of each of
     the last `stability_threshold` steps and its mean entropy is below `confidence_threshold`. The
     answer is the most likely token of the last step at every position, accepted or not.
 
     Source: DiffusionGemma 2026, `EntropyBoundSampler` and the stopping criterion of transformers
     5.23 (`generation_diffusion_gemma.py`), whose defaults these are.
     Differs: A row's draws depend on its own seed alone, and a position's token is drawn in float64.
-    Among equal entropies the leftmost comes first. A row whose canvas is finished goes on with its
-    next canvas at once.
+    Among equal entropies the leftmost comes first. A row whose block is finished goes on with its
+    next block at once.
 
     Attributes:
         entropy_bound: Highest sum of entropies in nats, above 0, before an accepted position.
-        num_steps: Steps of a canvas at most, N, at least 1.
+        num_steps: Steps of a block at most, N, at least 1.
         t_min: Temperature that the schedule approaches, at least 0.
         t_max: Temperature of the first step, above `t_min`.
         stability_threshold: Earlier steps, at least 0, with the same most likely tokens.
-        confidence_threshold: Mean entropy in nats, above 0, below which a canvas may be finished.
+        confidence_threshold: Mean entropy in nats, above 0, below which a block may be finished.
 
     Raises:
         ValueError: If an attribute is outside its range.

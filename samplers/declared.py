@@ -5,8 +5,7 @@ from typing import Any, get_args
 
 from samplers.base import Sampler
 from samplers.checks import shown
-from samplers.expression import plugins_within
-from samplers.facts import Fact, PlugIn
+from samplers.facts import Fact, PlugIn, plugins_within
 from samplers.view import Scope
 
 

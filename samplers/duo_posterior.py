@@ -16,16 +16,16 @@ from samplers.view import View
 
 # Share of noise at the end of the schedule.
 _EPSILON = 0.001
-# Alpha that the last step assumes for the canvas, in place of the schedule's last.
+# Alpha that the last step assumes for the block, in place of the schedule's last.
 _READ_OUT = math.exp(-0.7)
 
 
 class Chain(NamedTuple):
-    """The memory of a canvas.
+    """The memory of a block.
 
     Attributes:
         belief: Logits of the last step, divided by its temperature.
-        step: Steps taken in this canvas.
+        step: Steps taken in this block.
     """
 
     belief: Float[Tensor, "B W V"]
@@ -34,7 +34,7 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True)
 class DuoPosterior(RevisingSampler[Chain]):
-    """Draws each position of a canvas from its posterior, given the token there and the logits.
+    """Draws each position of a block from its posterior, given the token there and the logits.
 
     For uniform-state models. A clean token is kept with the probability alpha, and is uniformly
     random otherwise; alpha grows from 0.001 to 0.999 over the steps. A step draws every position
@@ -48,7 +48,7 @@ class DuoPosterior(RevisingSampler[Chain]):
     reads the noise level too, which the engine does not pass.
 
     Attributes:
-        num_steps: Steps of a canvas, at least 1; one more follows.
+        num_steps: Steps of a block, at least 1; one more follows.
         rho: Exponent of the times, above 0; 1 spaces them evenly.
         kappa: Share of the posterior, in [0, 1]; the rest forgets the token that is there.
         t_min: Temperature of the last steps, above 0.

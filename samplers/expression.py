@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -82,16 +82,6 @@ def expression_of(plugin: object) -> str:
     )
     prefix = "" if is_ours(kind) else f"{kind.__module__}:"
     return f"{prefix}{kind.__qualname__}({', '.join(written)})"
-
-
-def plugins_within(plugin: object) -> Iterator[object]:
-    """Yields a plug-in and all that it holds, as arguments or in tuples of them."""
-    yield plugin
-    parts: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
-    if is_dataclass(plugin):
-        parts = (getattr(plugin, field.name) for field in fields(plugin))
-    for part in parts:
-        yield from plugins_within(part)
 
 
 def is_ours(kind: type) -> bool:

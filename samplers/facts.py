@@ -1,7 +1,7 @@
 """The facts by which samplers, caches, verifiers, block schedules and models fit together."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from samplers.checks import CheckedFields
@@ -63,7 +63,7 @@ Fact.HAS_MASK = Fact(
 )
 Fact.UNIFORM_STATE = Fact(
     "model",
-    "a uniform-state model, whose canvas begins as random tokens",
+    "a uniform-state model, whose blocks begin as random tokens",
     "a model such as DiffusionGemma",
 )
 Fact.ANY_SUBSET = Fact(
@@ -118,7 +118,7 @@ Fact.LEAVE_ONE_OUT = Fact(
 )
 Fact.STARTS_AS_NOISE = Fact(
     "verifier",
-    "a verifier that begins a canvas as random tokens, and hands the sampler's belief to the model",
+    "a verifier that begins a block as random tokens, and hands the sampler's belief to the model",
     "NoVerifier()",
 )
 Fact.WHOLE_BLOCKS = Fact(
@@ -174,3 +174,13 @@ class PlugIn(CheckedFields):
             marker: Text after which the result of an answer comes; empty if the task has none.
         """
         return self
+
+
+def plugins_within(plugin: object) -> Iterator[object]:
+    """Yields a plug-in and all that it holds, as arguments or in tuples of them."""
+    yield plugin
+    parts: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
+    if is_dataclass(plugin):
+        parts = (getattr(plugin, field.name) for field in fields(plugin))
+    for part in parts:
+        yield from plugins_within(part)

@@ -141,11 +141,11 @@ class Prophet(Wrapper[ProphetState]):
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         answer = self._answer(view)
-        top = view.top_k(2, answer.columns)
-        masked = view.masked.gather(1, answer.columns)
+        top = view.top_k(2, answer.offsets)
+        masked = view.masked.gather(1, answer.offsets)
         in_answer = answer.in_view
         if self.marker:
-            written = view.tokens.gather(1, answer.columns)
+            written = view.tokens.gather(1, answer.offsets)
             written = torch.where(masked, top.tokens[..., 0].to(masked.device), written)
             in_answer = in_answer & (~view.is_eos(written)).cumprod(-1).bool()
         counted = in_answer & masked if self.gap == "masked" else in_answer
@@ -175,12 +175,12 @@ class Prophet(Wrapper[ProphetState]):
         if self.answer_start is None:
             spelled = self._spelled(view)
             exists = spelled.any(-1, keepdim=True)
-            columns = spelled.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
+            offsets = spelled.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
         else:
-            columns = self.answer_start - view.positions[:, :1] + ahead
-            exists = torch.ones_like(columns[:, :1], dtype=torch.bool)
-        inside = columns.clamp(0, width - 1)
-        return _Answer(inside, exists & (columns == inside) & view.in_answer.gather(1, inside))
+            offsets = self.answer_start - view.positions[:, :1] + ahead
+            exists = torch.ones_like(offsets[:, :1], dtype=torch.bool)
+        inside = offsets.clamp(0, width - 1)
+        return _Answer(inside, exists & (offsets == inside) & view.in_answer.gather(1, inside))
 
     def _spelled(self, view: View) -> Bool[Tensor, "B W"]:
         """Marks the columns at which committed tokens of the answer begin to spell the marker."""
@@ -195,11 +195,11 @@ class _Answer(NamedTuple):
     """Where each row's answer is.
 
     Attributes:
-        columns: Columns of the window.
+        offsets: Columns of the window.
         in_view: True where a column is a position of the answer; other columns are padding.
     """
 
-    columns: Int[Tensor, "B A"]
+    offsets: Int[Tensor, "B A"]
     in_view: Bool[Tensor, "B A"]
 
 

@@ -159,8 +159,8 @@ class View:
         """
         if self.is_greedy:
             return self.tokens_to_write(self.most_likely)
-        window, keys, columns = self._window, self.position_keys, self.summary.columns
-        keys = keys if columns is None else keys.gather(1, columns)
+        window, keys, offsets = self._window, self.position_keys, self.summary.offsets
+        keys = keys if offsets is None else keys.gather(1, offsets)
         drawn = statistics.draw(self.summary.logits, self.temperature, keys)
         drawn = window.replace_committed(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
@@ -232,17 +232,17 @@ class View:
     @property
     def positions(self) -> Int[Tensor, "B W"]:
         """Positions in the row's own answer, `[B, W]`, from 0; negative in the prompt."""
-        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return (columns + by_row(self.start)).expand_as(self.tokens)
+        offsets = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (offsets + by_row(self.start)).expand_as(self.tokens)
 
-    def top_k(self, n: int, columns: Int[Tensor, "B n"] | None = None) -> TopK:
+    def top_k(self, n: int, offsets: Int[Tensor, "B n"] | None = None) -> TopK:
         """Returns the n largest logits, descending, and their tokens, both `[B, W, n]`.
 
         Args:
             n: Number of logits.
-            columns: Columns of the window; `None`: all.
+            offsets: Columns of the window, from 0; `None`: all.
         """
-        return (self if columns is None else self._part(columns))._window.top_k(n)
+        return (self if offsets is None else self._part(offsets))._window.top_k(n)
 
     def likeliest(self, n: int) -> Likeliest:
         """Returns the n most likely tokens and their probabilities, both `[B, W, n]`."""
@@ -320,14 +320,14 @@ class View:
         at different columns has as many columns as the window. Columns that this adds after the
         window's last one are settled: neither masked nor eligible.
         """
-        columns, width = self._columns(scope), self.tokens.shape[1]
-        if isinstance(columns, slice):
-            if columns == slice(0, width):
+        offsets, width = self._offsets_of(scope), self.tokens.shape[1]
+        if isinstance(offsets, slice):
+            if offsets == slice(0, width):
                 return self
-            part, first = self._part(columns), columns.start
+            part, first = self._part(offsets), offsets.start
         else:
-            part, first = self._part(columns.clamp(max=width - 1)), columns[:, 0]
-            is_there = columns < width
+            part, first = self._part(offsets.clamp(max=width - 1)), offsets[:, 0]
+            is_there = offsets < width
             part = replace(part, masked=part.masked & is_there, eligible=part.eligible & is_there)
         return replace(part, start=self.start + first, block_start=0, block_length=self.block_width)
 
@@ -336,46 +336,46 @@ class View:
 
         The other columns get 0, or False. Values after the window's last column are dropped.
         """
-        columns, (B, W) = self._columns(scope), self.tokens.shape
-        if isinstance(columns, slice):
-            return functional.pad(values, (columns.start, W - columns.stop))
+        offsets, (B, W) = self._offsets_of(scope), self.tokens.shape
+        if isinstance(offsets, slice):
+            return functional.pad(values, (offsets.start, W - offsets.stop))
         wide = values.new_zeros(B, W + values.shape[1])
-        return wide.scatter_(1, columns, values)[:, :W]
+        return wide.scatter_(1, offsets, values)[:, :W]
 
     def take(self, rows: Int[Tensor, " N"]) -> "View":
         """Returns the view of some rows."""
         parts = {field.name: _taken(getattr(self, field.name), rows) for field in fields(self)}
         return View(**parts)
 
-    def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
+    def _offsets_of(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
         """Returns the columns that a scope asks for; a tensor where they differ by row."""
         width, start = self.tokens.shape[1], self.block_start
         if scope == "answer":
             return slice(0, width)
-        num_columns = self.block_width if scope == "block" else width
+        num_asked = self.block_width if scope == "block" else width
         if not isinstance(start, Tensor):
-            end = start + num_columns if scope == "block" else width
+            end = start + num_asked if scope == "block" else width
             if end <= width:
                 return slice(start, end)
-        ahead = torch.arange(num_columns, device=self.tokens.device)
+        ahead = torch.arange(num_asked, device=self.tokens.device)
         return (ahead + by_row(start)).expand(len(self.tokens), -1)
 
-    def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
+    def _part(self, offsets: slice | Int[Tensor, "B n"]) -> "View":
         """Returns the view of some columns; values of whole rows do not change."""
-        if self.summary.columns is not None:
-            return self.with_logits(self.logits)._part(columns)
+        if self.summary.offsets is not None:
+            return self.with_logits(self.logits)._part(offsets)
         rows: Tensor | slice = slice(None)
-        if not isinstance(columns, slice):
-            rows = torch.arange(len(columns), device=columns.device)[:, None]
+        if not isinstance(offsets, slice):
+            rows = torch.arange(len(offsets), device=offsets.device)[:, None]
         return replace(
             self,
-            tokens=self.tokens[rows, columns],
-            summary=Summary(self.summary.logits[rows, columns]),
-            masked=self.masked[rows, columns],
-            eligible=self.eligible[rows, columns],
+            tokens=self.tokens[rows, offsets],
+            summary=Summary(self.summary.logits[rows, offsets]),
+            masked=self.masked[rows, offsets],
+            eligible=self.eligible[rows, offsets],
             num_committed=self._num_committed,
-            leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
-            forced_tokens=None if self.forced_tokens is None else self.forced_tokens[rows, columns],
+            leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, offsets],
+            forced_tokens=None if self.forced_tokens is None else self.forced_tokens[rows, offsets],
         )
 
     @cached_property

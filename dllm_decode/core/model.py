@@ -224,11 +224,11 @@ class UniformState(Protocol):
     need not read `ForwardInputs.belief`.
 
     Attributes:
-        canvas_length: Tokens of a canvas, by default; a block is one canvas.
+        block_length: Tokens of a block, by default; published code calls a block a canvas.
         unread_ids: Tokens that a prompt must not have, such as those of images.
     """
 
-    canvas_length: int
+    block_length: int
     unread_ids: tuple[int, ...]
 
 

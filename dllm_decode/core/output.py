@@ -62,8 +62,9 @@ class DecodeOutput:
         rows = zip(self.tokens, ~self.unsettled, strict=True)
         return [before_end(tokens[settled].tolist(), self.eos_ids) for tokens, settled in rows]
 
+    @property
     def tokens_per_forward(self) -> float:
-        """Returns the ratio of all answers' lengths to all rows' forwards."""
+        """The ratio of all answers' lengths to all rows' forwards."""
         return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
 
 

@@ -148,7 +148,7 @@ class Pass(NamedTuple):
 
     Attributes:
         window: The columns to predict.
-        asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
+        offsets: Those in the window of the columns to predict, equally many in each row; `None`:
             the whole window.
         branches: Canvases to look at; `None`: that of the state, as branch 0 of each row.
         policy_rows: The rows that the cache policy is shown, in the order of the state, if it must
@@ -160,7 +160,7 @@ class Pass(NamedTuple):
     """
 
     window: Window
-    asked: Int[Tensor, "B N"] | None = None
+    offsets: Int[Tensor, "B N"] | None = None
     branches: Branches | None = None
     policy_rows: Sequence[Row] = ()
     columns: Sequence[Columns] = ()
@@ -168,7 +168,7 @@ class Pass(NamedTuple):
 
 
 def part_of(
-    values: Shaped[Tensor, "N W"], asked: Int[Tensor, "N n"] | None
+    values: Shaped[Tensor, "N W"], offsets: Int[Tensor, "N n"] | None
 ) -> Shaped[Tensor, "N _"]:
-    """Returns the columns of each row at the offsets `asked`; `None`: all columns."""
-    return values if asked is None else values.gather(1, asked)
+    """Returns the columns of each row at some offsets in a window; `None`: all columns."""
+    return values if offsets is None else values.gather(1, offsets)

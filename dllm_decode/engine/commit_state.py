@@ -20,15 +20,15 @@ def log_probabilities(
 ) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
     """Returns `logprobs` and `model_logprobs` of tokens, see `Commits`; 0 without logits."""
     summary = view.summary
-    columns = summary.columns
-    computed_tokens = part_of(tokens, columns)
+    offsets = summary.offsets
+    computed_tokens = part_of(tokens, offsets)
     drawn = log_probability(summary.logits, computed_tokens, law_temperature(view.temperature))
     in_model = log_probability(summary.model_logits, computed_tokens, 1.0)
-    if columns is None:
+    if offsets is None:
         return drawn, in_model
     # Nothing is committed where no logits were computed.
     zeros = drawn.new_zeros(tokens.shape)
-    return zeros.scatter(1, columns, drawn), zeros.scatter(1, columns, in_model)
+    return zeros.scatter(1, offsets, drawn), zeros.scatter(1, offsets, in_model)
 
 
 class CommitState(NamedTuple):

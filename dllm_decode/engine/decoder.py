@@ -61,7 +61,7 @@ class Decoder:
             raise ValueError(
                 f"block_length must be left out or be that of {self.blocks!r}, got {chosen}."
             )
-        length = uniform_state_checks.canvas_length_of(model, chosen or fixed, config.gen_length)
+        length = uniform_state_checks.block_length_of(model, chosen or fixed, config.gen_length)
         config = replace(config, block_length=length)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 

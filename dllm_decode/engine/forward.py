@@ -220,7 +220,7 @@ def _fill_unpredicted(
 ) -> Float[Tensor, "N n V"]:
     """Returns logits that are certain of the token in columns that no computed column predicts."""
     predicted, tokens = (
-        part_of(values, call.pass_.asked)
+        part_of(values, call.pass_.offsets)
         for values in (predicted, call.layout.window.part(call.branches.tokens))
     )
     return certain_where(logits, ~predicted, tokens)

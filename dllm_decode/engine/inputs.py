@@ -16,8 +16,8 @@ def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> Fo
     """Returns the inputs of one group of branches, before `Pass.edit`."""
     tokens, slots, wanted = group.part(branches.tokens), group.slots, group.predictors
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
-    if pass_.asked is not None:
-        wanted = wanted.gather(1, group.part(pass_.asked))
+    if pass_.offsets is not None:
+        wanted = wanted.gather(1, group.part(pass_.offsets))
     cache = state.cache.kv_cache
     if cache is None:
         return ForwardInputs(tokens, group.columns, wanted, group.attend)

@@ -69,7 +69,7 @@ def _moves_of(
     allowed = view.eligible if decoder.sees_block_only else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.tokens_to_write(decision.tokens)
     if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
-        # A constraint decides the tokens of a canvas only when the canvas is settled.
+        # A constraint decides the tokens of a block of noise only when the block is settled.
         tokens = torch.where(decision.settle, tokens, decision.tokens)
     commit = settled = decision.commit & allowed & (tokens != state.canvas.mask_id)
     if decision.settle is not None:

@@ -10,19 +10,19 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.sizes import round_up
 
 
-def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -> int | None:
-    """Returns the length of a canvas: `asked`, or else the model's own if it is uniform-state.
+def block_length_of(model: MaskPredictor, block_length: int | None, gen_length: int) -> int | None:
+    """Returns `block_length`, or else the model's own if it is uniform-state.
 
     Raises:
-        ValueError: If an answer is not a whole number of canvases.
+        ValueError: If an answer of a uniform-state model is not a whole number of blocks.
     """
     if not isinstance(model, UniformState):
-        return asked
-    length = asked or model.canvas_length
+        return block_length
+    length = block_length or model.block_length
     if gen_length % length:
         raise ValueError(
-            f"gen_length must be a multiple of {length}, the tokens of a canvas of {model.name}, "
-            f"got {gen_length}. Use {round_up(gen_length, length)}."
+            f"gen_length must be a multiple of {length}, the block length of {model.name}, got "
+            f"{gen_length}. Use {round_up(gen_length, length)}."
         )
     return length
 
@@ -54,7 +54,7 @@ def check_config(
     }
     for name, value in is_set.items():
         if value:
-            reason = reasons.get(name, "Each step draws all tokens of a canvas anew.")
+            reason = reasons.get(name, "Each step draws all tokens of a block anew.")
             raise ValueError(
                 f"{name} must be left out with {model.name}, a uniform-state model. {reason}"
             )
@@ -70,7 +70,7 @@ def check_request(
     """Raises ValueError if a request has no meaning on a uniform-state model."""
     if not isinstance(model, UniformState):
         return
-    canvas_length_of(model, block_length, config.gen_length)
+    block_length_of(model, block_length, config.gen_length)
     check_config(model, config, template)
     image_ids = [token for token in model.unread_ids if token in prompt]
     if image_ids:

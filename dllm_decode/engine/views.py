@@ -32,11 +32,11 @@ def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[S
         edit: As in `Pass`.
     """
     state, window = with_window(decoder, state)
-    offsets = _asked(decoder, state, window)
+    offsets = _offsets_to_predict(decoder, state, window)
     state, logits = forward(decoder, state, Pass(window, offsets, edit=edit))
     if decoder.cache_narrows:
         window = _narrow(state, window)
-    view = view_of(decoder, state, window, logits, asked=offsets)
+    view = view_of(decoder, state, window, logits, offsets=offsets)
     history = state.cache.history
     if decoder.cache_reads_look and history is not None:
         history = history._replace(looked=history.last_look.after(state.canvas, window, view))
@@ -69,7 +69,7 @@ def view_of(
     window: Window,
     logits: Float[Tensor, "B N V"],
     *,
-    asked: Int[Tensor, "B N"] | None = None,
+    offsets: Int[Tensor, "B N"] | None = None,
 ) -> View:
     """Returns the sampler's view of a canvas, given logits of its window.
 
@@ -78,7 +78,7 @@ def view_of(
         state: The rows, whose canvas may hold drafts.
         window: The sampler's window of these rows.
         logits: Logits of the window, as `forward` returns them.
-        asked: As in `Pass`.
+        offsets: As in `Pass`.
     """
     canvas, rows = state.canvas, state.rows
     # If tokens are final, all unsettled columns are masked, and operations are saved.
@@ -95,10 +95,12 @@ def view_of(
     starts = [start - row.prompt_length for row, start in zip(rows, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in rows]
     size = _one_or_each(sizes, device)
-    offsets = [row.opening.start - start for row, start in zip(rows, window.starts, strict=True)]
+    block_starts = [
+        row.opening.start - start for row, start in zip(rows, window.starts, strict=True)
+    ]
     view = View(
         tokens=window.part(canvas.tokens),
-        summary=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
+        summary=Summary(logits, offsets, truncation_of(rows, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
         start=_one_or_each(starts, device),
@@ -107,7 +109,7 @@ def view_of(
         temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
-        block_start=send(offsets, device) if decoder.sampler.scope == "answer" else 0,
+        block_start=send(block_starts, device) if decoder.sampler.scope == "answer" else 0,
         block_length=None if decoder.sees_block_only else decoder.block_length,
         reads_committed=decoder.reads_committed,
         deferred_ids=decoder.config.deferred_ids,
@@ -118,7 +120,9 @@ def view_of(
     return with_paths(decoder, state.constraints, state, view, window)
 
 
-def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
+def _offsets_to_predict(
+    decoder: Decoder, state: State, window: Window
+) -> Int[Tensor, "B N"] | None:
     """Returns offsets of the window's columns whose logits are read; `None`: all.
 
     On a CPU, each row has its unsettled open columns first, then others: equally many in all rows.

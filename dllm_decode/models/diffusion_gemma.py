@@ -19,14 +19,14 @@ class DiffusionGemma:
     """A `DiffusionGemmaForBlockDiffusion` of transformers as a mask predictor, for texts.
 
     A forward encodes the context columns that are to be computed, each of which sees the columns
-    before it, then decodes the canvas, which sees the context and itself. Only the encoder's keys
-    and values are stored, because those of the canvas are never read again.
+    before it, then decodes the block, which sees the context and itself. Only the encoder's keys
+    and values are stored, because those of the block are never read again.
 
     Source: DiffusionGemma 2026, transformers 5.23, `models/diffusion_gemma`.
 
     Attributes:
         name: See `MaskPredictor`, also for attributes that are not listed here.
-        canvas_length: See `UniformState`; read from config.json.
+        block_length: See `UniformState`; read from config.json.
         unread_ids: See `UniformState`; the tokens of images.
         fingerprint: See `Fingerprinted`.
         files: The files that the model was read from.
@@ -49,7 +49,7 @@ class DiffusionGemma:
         self.eos_ids = eos_ids
         self.unread_ids = tuple(token for token in images if token is not None)
         self.max_length: int | None = text.max_position_embeddings
-        self.canvas_length = config.canvas_length
+        self.block_length = config.canvas_length
         self.files: tuple[Path, ...] = ()
         self.network = network.eval().requires_grad_(False)
 
@@ -69,7 +69,7 @@ class DiffusionGemma:
         return dtype
 
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        """Encodes the context columns that are computed, then decodes the canvas.
+        """Encodes the context columns that are computed, then decodes the block.
 
         `attend` is not read, because each row's context ends where its wanted columns begin.
 
@@ -114,7 +114,7 @@ class DiffusionGemma:
 
 
 class _Context(NamedTuple):
-    """The columns before the canvas: those in the cache, then those to encode; padding comes first.
+    """The columns before the block: those in the cache, then those to encode; padding comes first.
 
     `old` has the slots of columns in the cache. `None`: there are no such columns.
     """
@@ -129,7 +129,7 @@ class _Context(NamedTuple):
 
 
 def _context_of(inputs: ForwardInputs) -> _Context:
-    """Lays out the columns before the canvas; waits for the device once.
+    """Lays out the columns before the block; waits for the device once.
 
     Without waiting, every forward would have a mask, whose values transformers reads several times.
     """

@@ -22,7 +22,8 @@ from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.known import called_names
 from samplers import Sampler
 from samplers.checks import shown
-from samplers.expression import expression_of, is_ours, parse_plugin, plugins_within
+from samplers.expression import expression_of, is_ours, parse_plugin
+from samplers.facts import plugins_within
 
 Plugin = TypeVar("Plugin")
 

@@ -78,14 +78,14 @@ class AnySubsetVerify(Verifier):
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         to_draft = _to_draft(state, self.draft_tokens)
-        window, places = to_draft.window, to_draft.places
-        pass_ = Pass(window, places, edit=_left_to_right_edit(state.canvas.given))
+        window, offsets = to_draft.window, to_draft.offsets
+        pass_ = Pass(window, offsets, edit=_left_to_right_edit(state.canvas.given))
         state, q = forward(decoder, state, pass_)
-        view = view_of(decoder, state, window, q, asked=places)
-        draft = Draft(view.proposal.gather(1, places), to_draft.counts, _exact_law(view, q))
+        view = view_of(decoder, state, window, q, offsets=offsets)
+        draft = Draft(view.proposal.gather(1, offsets), to_draft.counts, _exact_law(view, q))
         state, p = _judge(decoder, state, to_draft, view, q)
-        view = view_of(decoder, state, window, p, asked=places)
-        positions = view.positions.gather(1, places)
+        view = view_of(decoder, state, window, p, offsets=offsets)
+        positions = view.positions.gather(1, offsets)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
         verdict = accept_within(draft, _exact_law(view, p), keys)
         state = state.with_drafts(drafted=to_draft.counts, accepted=verdict.accepted)
@@ -103,14 +103,14 @@ class _ToDraft(NamedTuple):
     Attributes:
         window: The columns from each row's first unsettled one to the last one to draft.
         drafted: Columns of the window to draft.
-        places: Offsets of these columns, ascending; rows with fewer are filled with other offsets.
+        offsets: Those of these columns, ascending; rows with fewer are filled with other offsets.
         counts: Positions to draft in each row.
         rows: Rows with more than one position to draft.
     """
 
     window: Window
     drafted: Bool[Tensor, "B W"]
-    places: Int[Tensor, "B K"]
+    offsets: Int[Tensor, "B K"]
     counts: Int[Tensor, " B"]
     rows: tuple[int, ...]
 
@@ -143,7 +143,7 @@ def _judge(
     tokens = window.put(canvas.tokens, to_draft.drafted, view.proposal)
     branches = Branches(tokens[index], rows, (0,) * len(rows))
     edit = _left_to_right_edit(canvas.given[index])
-    pass_ = Pass(window, to_draft.places[index, 1:], branches, edit=edit)
+    pass_ = Pass(window, to_draft.offsets[index, 1:], branches, edit=edit)
     state, judged = forward(decoder, state, pass_)
     p = q.clone()
     p[index, 1:] = judged

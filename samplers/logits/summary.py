@@ -22,31 +22,31 @@ class Summary:
 
     Attributes:
         model_logits: Logits of the model; each position has at least one that is finite.
-        columns: Which columns of the window the logits predict, each at most once; `None`: all, in
+        offsets: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
         truncation: Turns the logits into those that samplers see; `None`: samplers see the model's.
         compiled: True: the statistics run through `torch.compile`.
     """
 
     model_logits: Float[Tensor, "B N V"]
-    columns: Int[Tensor, "B N"] | None = None
+    offsets: Int[Tensor, "B N"] | None = None
     truncation: Truncation | None = None
     compiled: bool = False
 
     def take(self, rows: Int[Tensor, " N"]) -> "Summary":
         """Returns the logits of some rows."""
-        columns = None if self.columns is None else self.columns[rows]
+        offsets = None if self.offsets is None else self.offsets[rows]
         truncation = None if self.truncation is None else self.truncation.take(rows)
-        return Summary(self.model_logits[rows], columns, truncation, self.compiled)
+        return Summary(self.model_logits[rows], offsets, truncation, self.compiled)
 
     def raised(self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]) -> "Summary":
         """Returns a copy of the logits, raised at a few tokens; see `View.with_logit_bias`."""
-        if self.columns is not None:
-            index = self.columns[..., None].expand(-1, -1, tokens.shape[2])
+        if self.offsets is not None:
+            index = self.offsets[..., None].expand(-1, -1, tokens.shape[2])
             tokens, values = tokens.gather(1, index), values.gather(1, index)
         logits = statistics.widen(self.logits)
         logits = logits.scatter_add(-1, tokens.clamp(min=0), values.to(logits.dtype))
-        return Summary(logits, self.columns, compiled=self.compiled)
+        return Summary(logits, self.offsets, compiled=self.compiled)
 
     @cached_property
     def logits(self) -> Float[Tensor, "B N V"]:

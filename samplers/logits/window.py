@@ -72,10 +72,10 @@ class WindowLogits:
 
     def scattered(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
         """Scatters values of the computed columns to the window; the other columns get 0."""
-        columns = self.summary.columns
-        if columns is None:
+        offsets = self.summary.offsets
+        if offsets is None:
             return part
-        index = columns.view(*columns.shape, *[1] * (part.ndim - 2)).expand_as(part)
+        index = offsets.view(*offsets.shape, *[1] * (part.ndim - 2)).expand_as(part)
         return part.new_zeros(*self.tokens.shape, *part.shape[2:]).scatter_(1, index, part)
 
     def replace_committed(
@@ -89,9 +89,10 @@ class WindowLogits:
 
     def _look_up(self, tokens: Int[Tensor, "B W R"]) -> Float[Tensor, "B W R"]:
         """Returns the logits of some tokens of each position."""
-        columns, looked_up = self.summary.columns, tokens
-        if columns is not None:
-            looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
+        offsets = self.summary.offsets
+        looked_up = tokens
+        if offsets is not None:
+            looked_up = tokens.gather(1, offsets[..., None].expand(-1, -1, tokens.shape[2]))
         logits = self.scattered(widen(self.summary.logits.gather(-1, looked_up)))
         if self.reads_committed:
             return logits

@@ -19,7 +19,7 @@ OPTIONS: Any = {"cache": FreeCache(), "gen_length": 64}
 def loaded() -> tuple[DiffusionGemma, Any]:
     model, tokenizer = load_model("mini-uniform")
     assert isinstance(model, DiffusionGemma)
-    assert model.canvas_length == 8
+    assert model.block_length == 8
     return model, tokenizer
 
 

@@ -32,7 +32,7 @@ def with_paths(
     canvas = state.canvas
     length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
-    offsets = view.summary.columns
+    offsets = view.summary.offsets
     W = view.tokens.shape[1]
     if offsets is None:
         offsets = torch.arange(W, device=constraints.row_index.device).expand(len(view.tokens), W)
@@ -41,7 +41,7 @@ def with_paths(
     starts = starts[constraints.row_index] if isinstance(starts, Tensor) else starts
     columns = offsets + starts - constraints.columns[:, None]
     # Only columns that the sampler may fill: further logits depend on the other rows of the batch.
-    # In a canvas of noise these hold tokens, all of which may change until the canvas is settled.
+    # In a block of noise these hold tokens, all of which may change until the block is settled.
     fillable = (view.eligible if decoder.starts_as_noise else view.masked) & view.in_answer
     is_open = fillable[constraints.row_index].gather(1, offsets)
     is_open &= (columns >= 0) & (columns < length)

@@ -183,10 +183,10 @@ def _verify(
     index = send(to_verify.rows, state.device)
     view, run = seen.view.take(index), to_verify.span[index]
     first, width = run.long().argmax(-1, keepdim=True), run.shape[1]
-    offsets = torch.arange(to_verify.longest, device=state.device)
-    places = (first + offsets).clamp(max=width - 1)
-    state, logits = _left_to_right(decoder, state, seen.window, to_verify, places)
-    verdict = _verdict(view, places, run.sum(-1), logits, state.noise_keys[index])
+    ahead = torch.arange(to_verify.longest, device=state.device)
+    offsets = (first + ahead).clamp(max=width - 1)
+    state, logits = _left_to_right(decoder, state, seen.window, to_verify, offsets)
+    verdict = _verdict(view, offsets, run.sum(-1), logits, state.noise_keys[index])
     # How many places after the first one of its run each column is.
     order = torch.arange(width, device=state.device) - first
     commit = run & (order <= verdict.accepted[:, None])
@@ -201,24 +201,24 @@ def _verify(
 
 def _verdict(
     view: View,
-    places: Int[Tensor, "N S"],
+    offsets: Int[Tensor, "N S"],
     counts: Int[Tensor, " N"],
     logits: Float[Tensor, "N S V"],
     noise_keys: Int[Tensor, " N"],
 ) -> Verdict:
-    """Accepts proposals from the left: those at the first `counts` places of the view.
+    """Accepts proposals from the left: those at the first `counts` offsets.
 
     Args:
         view: The view in which q drafted.
-        places: Offsets of the proposals in the view.
+        offsets: Those of the proposals in the view.
         counts: Proposals of each row.
-        logits: Logits of p at these places.
+        logits: Logits of p at these offsets.
         noise_keys: Noise keys of the rows.
     """
-    rows = torch.arange(len(places), device=places.device)[:, None]
-    q, p = log_law(view, view.logits[rows, places]), log_law(view, logits)
-    draft = Draft(view.proposal.gather(1, places), counts, q)
-    positions = view.positions.gather(1, places)
+    rows = torch.arange(len(offsets), device=offsets.device)[:, None]
+    q, p = log_law(view, view.logits[rows, offsets]), log_law(view, logits)
+    draft = Draft(view.proposal.gather(1, offsets), counts, q)
+    positions = view.positions.gather(1, offsets)
     keys = position_keys(noise_keys, torch.zeros_like(counts), positions)
     return accept_within(draft, p, keys)
 
@@ -239,9 +239,9 @@ def _left_to_right(
     state: State,
     window: Window,
     to_verify: _ToVerify,
-    places: Int[Tensor, "N S"],
+    offsets: Int[Tensor, "N S"],
 ) -> tuple[State, Float[Tensor, "N S V"]]:
-    """Returns logits of places in the window, each given the draft up to that place."""
+    """Returns logits at offsets in the window, each given the draft up to there."""
     rows, shift = to_verify.rows, decoder.sight.shift
     index = send(rows, state.device)
     canvases = [to_verify.tokens[index]]
@@ -262,7 +262,7 @@ def _left_to_right(
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
     until = to_verify.until and [to_verify.until[row] for row in branches.rows]
     pass_ = Pass(
-        window, places.repeat(num_branches, 1), branches, columns=columns, edit=_causal(until)
+        window, offsets.repeat(num_branches, 1), branches, columns=columns, edit=_causal(until)
     )
     state, logits = forward(decoder, state, pass_)
     return state, logits[-len(rows) :]

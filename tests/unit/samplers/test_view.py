@@ -86,7 +86,7 @@ class ReadsLogits(Sampler[None]):
     narrow: list[bool] = field(default_factory=list, compare=False)
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
-        self.narrow.append(view.summary.columns is not None)
+        self.narrow.append(view.summary.offsets is not None)
         assert view.logits.shape == (*view.tokens.shape, view.vocab_size)
         top = view.logits.softmax(-1).max(-1)
         torch.testing.assert_close(top.values.to(view.dtype), view.confidence)

@@ -51,8 +51,8 @@ def test_lengths_count_up_to_and_including_the_first_eos() -> None:
     out = replace(out, tokens=tokens, nfe=torch.tensor([2, 2, 4]))
     assert out.lengths().tolist() == [1, 3, 4]
     assert out.answers() == [[], [1, 1], [1, 2, 3, 4]]
-    assert out.tokens_per_forward() == 1.0
-    assert replace(out, nfe=torch.zeros(3).long()).tokens_per_forward() == 8.0
+    assert out.tokens_per_forward == 1.0
+    assert replace(out, nfe=torch.zeros(3).long()).tokens_per_forward == 8.0
 
 
 @dataclass

@@ -138,7 +138,7 @@ def test_a_folder_is_loaded_in_any_dtype_with_one_fingerprint(tmp_path: Path) ->
     assert [model.dtype for model in models] == [torch.bfloat16, torch.float32]
     assert {model.fingerprint for model in (*models, spread)} == {tiny_gemma().fingerprint}
     assert isinstance(spread, DiffusionGemma)
-    assert (spread.canvas_length, spread.eos_ids, spread.max_length) == (16, (1, 106), 4096)
+    assert (spread.block_length, spread.eos_ids, spread.max_length) == (16, (1, 106), 4096)
     assert tokenizer is not None
     output = generate(spread, tokenizer, "w20 w21", QUICK, gen_length=32)
     assert torch.equal(

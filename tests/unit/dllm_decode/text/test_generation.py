@@ -183,7 +183,7 @@ def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
     for num_rows in (1, 2, 8):
         out = ask(questions, SAMPLER, num_rows=num_rows, **OPTIONS)
         assert out.texts == expected
-        assert out.tokens_per_forward == plain.tokens_per_forward()
+        assert out.tokens_per_forward == plain.tokens_per_forward
         assert out.decoded.forwards >= plain.forwards
 
 
