@@ -113,8 +113,10 @@ class _Turns:
 
     def _pass_on(self) -> None:
         """Gives the turn to the next client, if one waits."""
-        self._is_taken = bool(self._waiting)
-        if self._waiting:
-            place = min(self._waiting, key=lambda place: self._used_s.get(place[0], 0.0))
+        # A client that has just given up is cancelled, and takes itself out later.
+        waiting = [place for place in self._waiting if not place[1].done()]
+        self._is_taken = bool(waiting)
+        if waiting:
+            place = min(waiting, key=lambda place: self._used_s.get(place[0], 0.0))
             self._waiting.remove(place)
             place[1].set_result(None)

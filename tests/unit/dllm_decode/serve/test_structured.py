@@ -279,6 +279,28 @@ def test_a_client_that_used_much_time_waits_longest() -> None:
     assert order[4:] == ["bomber"] * 4
 
 
+async def _turns_with_one_who_leaves() -> list[object]:
+    turns, is_done = _Turns(), asyncio.Event()
+
+    async def ask(client: str) -> str:
+        async with turns.turn(client):
+            await is_done.wait()
+        return client
+
+    tasks = [asyncio.create_task(ask(client)) for client in ("first", "leaves", "next")]
+    await asyncio.sleep(0)
+    is_done.set()
+    tasks[1].cancel()
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+
+def test_a_client_who_leaves_as_a_turn_ends_harms_no_other() -> None:
+    """The turn was passed to the client who left, and the answer of the first was lost."""
+    first, left, following = asyncio.run(_turns_with_one_who_leaves())
+    assert (first, following) == ("first", "next")
+    assert isinstance(left, asyncio.CancelledError)
+
+
 def test_a_form_is_compiled_once(
     server: tuple[str, Any], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
