@@ -63,7 +63,7 @@ def fill(buffers: Buffers, kind: GraphKind, groups: Sequence[ForwardInputs]) -> 
 def result_of(
     hidden: Float[Tensor, "R W H"], groups: Sequence[ForwardInputs]
 ) -> Float[Tensor, "_ _ H"]:
-    """Returns the hidden states of the wanted columns, joined by `join`, in memory of their own."""
+    """Returns the states of the wanted columns, as `join_columns` does, in memory of their own."""
     parts = [hidden[_index_of(group), : group.wanted.shape[1]] for group in groups]
     # The next replay overwrites `hidden`.
     return parts[0].clone() if len(parts) == 1 else join_columns(parts)

@@ -103,7 +103,7 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "_ _ H"]:
         """Returns all columns, or the wanted ones; keys and values are always of all columns.
 
-        The columns are those of all groups, see `join`.
+        The columns are those of all groups, see `join_columns`.
         """
         update = self.attention(self.attention_norm(hidden), groups)
         hidden = take_wanted(hidden, groups) + update
@@ -120,7 +120,7 @@ def _mlp(config: NetworkConfig, index: int) -> MLP | MoE:
 def take_wanted(
     hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
 ) -> Float[Tensor, "_ _ H"]:
-    """Returns the wanted columns of all groups, see `join`."""
+    """Returns the wanted columns of all groups, see `join_columns`."""
     wanted = [group.wanted for group in groups if group.wanted is not None]
     if not wanted:
         return hidden

@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         frequencies: Float[Tensor, " F"] | None = None,
         pointwise: Pointwise = EAGER,
     ) -> Float[Tensor, "_ _ H"]:
-        """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
+        """Returns the wanted columns after the final norm, as `join_columns` joins them.
 
         Args:
             groups: The inputs.
