@@ -352,12 +352,12 @@ class View:
         width, start = self.tokens.shape[1], self.block_start
         if scope == "answer":
             return slice(0, width)
-        num_asked = self.block_width if scope == "block" else width
+        num_columns = self.block_width if scope == "block" else width
         if not isinstance(start, Tensor):
-            end = start + num_asked if scope == "block" else width
+            end = start + num_columns if scope == "block" else width
             if end <= width:
                 return slice(start, end)
-        ahead = torch.arange(num_asked, device=self.tokens.device)
+        ahead = torch.arange(num_columns, device=self.tokens.device)
         return (ahead + by_row(start)).expand(len(self.tokens), -1)
 
     def _part(self, offsets: slice | Int[Tensor, "B n"]) -> "View":

@@ -26,7 +26,7 @@ class DiffusionGemma:
 
     Attributes:
         name: See `MaskPredictor`, also for attributes that are not listed here.
-        block_length: See `UniformState`; read from config.json.
+        block_length: See `UniformState`; `canvas_length` in config.json.
         unread_ids: See `UniformState`; the tokens of images.
         fingerprint: See `Fingerprinted`.
         files: The files that the model was read from.
