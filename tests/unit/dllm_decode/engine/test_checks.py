@@ -71,6 +71,13 @@ def test_a_sampler_that_writes_what_it_must_not_is_named(
         run(sampler, templates=[[23, 3]] * 2, verifier=verifier)
 
 
+def test_a_sampler_that_re_masks_columns_after_the_answer_is_named() -> None:
+    """The last block ends after the answer; such columns became [MASK] without a word."""
+    sampler = rule(lambda v: Decision(v.eligible, remask=v.positions >= 6), **REVISES)
+    with pytest.raises(RuntimeError, match=r"Own\(\) must re-mask positions only that"):
+        run(sampler, gen_length=6)
+
+
 def test_a_sampler_that_re_masks_an_earlier_block_is_named() -> None:
     """The error named the verifier, which shows no position of the earlier block."""
 
