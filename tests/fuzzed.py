@@ -50,14 +50,14 @@ class Watch:
 
     def __call__(self, event: StepEvent) -> None:
         self.rounds += 1
-        indices, rows = event.requests.tolist(), event.rows
+        indices, rows = event.request_indices.tolist(), event.rows
         fresh = set(indices) - set(self.steps)
         parts = (indices, event.after.tokens.tolist(), event.after.unsettled.tolist(), rows)
         for index, tokens, unsettled, row in zip(*parts, strict=True):
             answer = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
             self.steps.setdefault(index, []).append((tokens[answer], unsettled[answer]))
             is_inside = (
-                index not in fresh and row.steps > 1 and row.first_unsettled < row.opening.stop
+                index not in fresh and row.num_steps > 1 and row.first_unsettled < row.opening.stop
             )
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
         self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)

@@ -104,12 +104,12 @@ class AdaptiveBlocks(BlockSchedule):
             if row.first_unsettled < stop:
                 return previous._replace(stop=stop, block=(previous.start, stop), note=None)
         start, end = row.first_unsettled, row.end
-        num_seen = max(1, math.floor(self.window * (end - row.first)))
+        num_seen = max(1, math.floor(self.window * (end - row.blocks_start)))
         usual = min(start + block_length, end)
         # The new block may be this long until the logits decide where it ends.
         widest = max(usual, min(start + num_seen, end))
         note = _New(usual, num_seen)
-        block, phase = (start, widest), (row.first, end)
+        block, phase = (start, widest), (row.blocks_start, end)
         return Opening(start, widest, block, phase=phase, cache_period=(start,), note=note)
 
     def narrowed(

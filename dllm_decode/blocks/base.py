@@ -102,7 +102,7 @@ def block_of(row: Row, block_length: int) -> tuple[int, int]:
 
     Args:
         row: The row.
-        block_length: Tokens of each block, counted from `row.first`.
+        block_length: Tokens of each block, counted from `row.blocks_start`.
     """
-    start = row.first_unsettled - (row.first_unsettled - row.first) % block_length
+    start = row.first_unsettled - (row.first_unsettled - row.blocks_start) % block_length
     return start, min(start + block_length, row.end)

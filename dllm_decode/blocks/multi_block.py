@@ -80,7 +80,7 @@ class MultiBlock(BlockSchedule):
         return canvas.unsettled + _EOS * canvas.eos
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        first, end, size, numbers = row.first, row.end, block_length, row.numbers.blocks
+        first, end, size, numbers = row.blocks_start, row.end, block_length, row.numbers.blocks
         blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
         masks = [numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
         sizes = [stop - start for start, stop in blocks]

@@ -72,11 +72,11 @@ class SlidingWindow(BlockSchedule):
         start, unsettled = row.first_unsettled, row.numbers.blocks
         if self.within == "answer":
             stop = self._stop(unsettled, start, row.end)
-            done = row.end - row.first - sum(unsettled[row.first : row.end])
+            done = row.end - row.blocks_start - sum(unsettled[row.blocks_start : row.end])
             refreshed = done if row.opening == CLOSED else row.opening.note
             if done - refreshed >= self.masks:
                 refreshed = done
-            window, answer = (start, stop), (row.first, row.end)
+            window, answer = (start, stop), (row.blocks_start, row.end)
             return Opening(
                 start, stop, window, phase=answer, cache_period=(refreshed,), note=refreshed
             )

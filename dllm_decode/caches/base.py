@@ -40,15 +40,15 @@ class CacheQuery(NamedTuple):
         return self.row.opening.block
 
     @property
-    def needed(self) -> int:
+    def first_needed(self) -> int:
         """The first column that predicts the open block; column 0 is predicted by none."""
         return max(0, self.block[0] - self.shift)
 
     @property
-    def unfrozen(self) -> int:
+    def first_unfrozen(self) -> int:
         """The first column that was not computed when its block was finished."""
-        last = self.row.last_needed
-        return 0 if last is None else min(last, self.needed)
+        last = self.row.previous_first_needed
+        return 0 if last is None else min(last, self.first_needed)
 
 
 class CachePolicy(PlugIn, ABC):

@@ -65,7 +65,7 @@ class CertaintyCache(CachePolicy):
         score = history.last_look.confidence * self._density(canvas, ~is_mask)
         order = score.masked_fill(~is_mask, -1.0).sort(dim=-1, descending=True, stable=True).indices
         rank = (order.argsort(-1) + 1).masked_fill(~is_mask, 0)
-        is_new = canvas.in_answer & ~canvas.given & ~is_mask & (history.clean_since == 0)
+        is_new = canvas.after_prompt & ~canvas.given & ~is_mask & (history.clean_since == 0)
         return rank.masked_fill(is_new, _NEW)
 
     def _density(self, canvas: Canvas, settled: Tensor) -> Float[Tensor, "B L"]:

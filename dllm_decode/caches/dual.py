@@ -40,5 +40,5 @@ class DualCache(CachePolicy):
     def columns_to_compute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
-        start = max(0, query.needed - self.before)
+        start = max(0, query.first_needed - self.before)
         return columns((start, min(query.end, query.block[1] + self.after)))

@@ -58,7 +58,7 @@ class EntropyCache(CachePolicy):
 
     def _is_recent(self, canvas: Canvas, history: History, is_mask: Tensor) -> Tensor:
         """Returns the tokens that were never computed, and the `last_k` latest ones."""
-        is_written = canvas.in_answer & ~canvas.given & ~is_mask
+        is_written = canvas.after_prompt & ~canvas.given & ~is_mask
         is_new = is_written & (history.clean_since == 0)
         places = torch.arange(canvas.width, device=is_mask.device)
         # Among tokens that one forward was the first to compute, the last columns come first.

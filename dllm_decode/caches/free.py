@@ -27,4 +27,4 @@ class FreeCache(CachePolicy):
         return RECOMPUTED | {Fact.EXACT_REPLAY}
 
     def columns_to_compute(self, query: CacheQuery) -> Columns:
-        return columns((query.unfrozen, query.end))
+        return columns((query.first_unfrozen, query.end))

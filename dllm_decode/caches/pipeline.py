@@ -62,8 +62,8 @@ class PipelineCache(CachePolicy):
             computes_all |= next_at != now and now % self.refresh_every == 0
         if computes_all:
             return columns((0, query.end))
-        in_prompt = (row.prompt_length - row.first) // self.block_length
-        first = row.first + (in_prompt + num_frozen - 1) * self.block_length
+        in_prompt = (row.prompt_length - row.blocks_start) // self.block_length
+        first = row.blocks_start + (in_prompt + num_frozen - 1) * self.block_length
         return columns((min(max(0, first - query.shift), query.block[1] - 1), query.end))
 
     def _frozen_at(
@@ -76,7 +76,9 @@ class PipelineCache(CachePolicy):
         places = torch.arange(canvas.width, device=now.device)
         length = self.block_length
         # On a block-causal model the first block begins with the end of the prompt.
-        firsts = canvas.firsts + (canvas.prompt_lengths - canvas.firsts) // length * length
+        firsts = (
+            canvas.blocks_starts + (canvas.prompt_lengths - canvas.blocks_starts) // length * length
+        )
         blocks = (places - firsts[:, None]) // length + 1
         is_masked = canvas.tokens == canvas.mask_id
         # A block counts as finished from the first forward on that computes all its tokens.

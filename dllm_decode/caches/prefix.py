@@ -38,4 +38,4 @@ class PrefixCache(CachePolicy):
     def columns_to_compute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
-        return columns((query.needed, query.end))
+        return columns((query.first_needed, query.end))

@@ -23,4 +23,4 @@ class SubBlockCache(CachePolicy):
         row, opening = query.row, query.row.opening
         if row.period_forwards > 0 and row.first_unsettled > opening.start:
             return columns(opening.bounds)
-        return columns((query.unfrozen, query.end))
+        return columns((query.first_unfrozen, query.end))

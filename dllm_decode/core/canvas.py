@@ -32,7 +32,8 @@ from samplers.view import is_one_of
 
 # The fields of a canvas with one entry a row.
 _TENSORS = (
-    "tokens", "unsettled", "in_answer", "given", "prompt_lengths", "firsts", "ends", "gen_lengths"
+    "tokens", "unsettled", "after_prompt", "given", "prompt_lengths", "blocks_starts", "ends",
+    "gen_lengths",
 )  # fmt: skip
 
 
@@ -43,11 +44,11 @@ class Canvas:
     Attributes:
         tokens: Prompt and answer from column 0 on; an EOS in columns after the row's end.
         unsettled: Columns of the answer whose token is not decided yet.
-        in_answer: Columns of the row's own answer. On a block-causal model they include the columns
-            that fill up the last block.
+        after_prompt: Columns of the row after its prompt: the answer and, on a block-causal model,
+            the columns that fill up its last block.
         given: Columns of the prompt and of the template's tokens, which never change.
         prompt_lengths: Column of each row's answer position 0.
-        firsts: Column at which each row's first block begins, see `Row.first`.
+        blocks_starts: Column at which each row's first block begins, see `Row.blocks_start`.
         ends: First column that is not the row's.
         gen_lengths: Tokens of each row's answer.
         mask_id: The [MASK] token.
@@ -56,10 +57,10 @@ class Canvas:
 
     tokens: Int[Tensor, "B L"]
     unsettled: Bool[Tensor, "B L"]
-    in_answer: Bool[Tensor, "B L"]
+    after_prompt: Bool[Tensor, "B L"]
     given: Bool[Tensor, "B L"]
     prompt_lengths: Int[Tensor, " B"]
-    firsts: Int[Tensor, " B"]
+    blocks_starts: Int[Tensor, " B"]
     ends: Int[Tensor, " B"]
     gen_lengths: Int[Tensor, " B"]
     mask_id: int
@@ -89,20 +90,22 @@ class Canvas:
             masks = [mask_id] * (row.end - len(written))
             lines.append([*written, *masks, *[eos_ids[0]] * (width - row.end)])
         tokens = send(lines, device, torch.long).view(len(rows), width)
-        bounds = [(row.prompt_length, row.config.gen_length, row.first, row.end) for row in rows]
+        bounds = [
+            (row.prompt_length, row.config.gen_length, row.blocks_start, row.end) for row in rows
+        ]
         numbers = send(bounds, device, torch.long).view(-1, 4)
-        prompts, lengths, firsts, ends = numbers.unbind(-1)
+        prompts, lengths, blocks_starts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]
-        in_answer = inside & (columns >= prompts[:, None])
-        unsettled = in_answer & (tokens == mask_id)
+        after_prompt = inside & (columns >= prompts[:, None])
+        unsettled = after_prompt & (tokens == mask_id)
         return Canvas(
             tokens=tokens,
             unsettled=unsettled,
-            in_answer=in_answer,
+            after_prompt=after_prompt,
             given=inside & ~unsettled,
             prompt_lengths=prompts,
-            firsts=firsts,
+            blocks_starts=blocks_starts,
             ends=ends,
             gen_lengths=lengths,
             mask_id=mask_id,
@@ -135,7 +138,7 @@ class Canvas:
     @property
     def eos(self) -> Bool[Tensor, "B L"]:
         """Columns of the answer that hold an EOS."""
-        return self.is_eos(self.tokens) & self.in_answer
+        return self.is_eos(self.tokens) & self.after_prompt
 
     def answers(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, filled up with EOS to the length of the longest."""
@@ -175,7 +178,7 @@ class Canvas:
             self,
             tokens=pad(self.tokens, padding, value=self.eos_ids[0]),
             unsettled=pad(self.unsettled, padding),
-            in_answer=pad(self.in_answer, padding),
+            after_prompt=pad(self.after_prompt, padding),
             given=pad(self.given, padding),
         )
 
@@ -189,7 +192,7 @@ class Canvas:
             keeps_tokens: True if tokens other than [MASK] stay, as for a sampler that edits them.
         """
         eos = self.eos
-        after = (eos.cumsum(-1) > eos.long()) & self.in_answer & ~self.given
+        after = (eos.cumsum(-1) > eos.long()) & self.after_prompt & ~self.given
         after = after & self.masked if keeps_tokens else after
         return self.filled(after & where[:, None])
 

@@ -31,8 +31,8 @@ class StepEvent:
         rows: Those rows after the step, as the host knows them.
         ended: Rows whose answer has ended in this step.
         is_final: True if a settled token never changes.
-        decode: A number that all steps of one call of `decode` or `decode_many` have.
-        requests: The index of each row's prompt.
+        decode_number: A number that all steps of one call of `decode` or `decode_many` have.
+        request_indices: The index of each row's prompt.
         forwards: Forwards so far in this decode, this step's included.
         query_positions: Columns computed so far for each of these rows.
         drafted: Tokens that a verifier has drafted for each of these rows so far.
@@ -46,8 +46,8 @@ class StepEvent:
     rows: tuple[Row, ...]
     ended: Bool[Tensor, " B"]
     is_final: bool
-    decode: int
-    requests: Int[Tensor, " B"]
+    decode_number: int
+    request_indices: Int[Tensor, " B"]
     forwards: int
     query_positions: Int[Tensor, " B"]
     drafted: Int[Tensor, " B"]
@@ -80,7 +80,7 @@ class StepEvent:
 
     def index_of(self, request: int) -> Int[Tensor, " 1"] | None:
         """Returns which of the rows belongs to a request; `None` if that row took no step."""
-        index = (self.requests == request).nonzero().flatten()
+        index = (self.request_indices == request).nonzero().flatten()
         return index if len(index) else None
 
 

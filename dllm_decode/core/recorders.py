@@ -31,15 +31,15 @@ class _OfOneDecode:
     """An observer that serves one call of `decode` or `decode_many`."""
 
     def __init__(self) -> None:
-        self._decode: int | None = None
+        self._decode_number: int | None = None
 
     def _check(self, event: StepEvent) -> None:
         """Raises RuntimeError if an event belongs to another decode than the first event."""
-        if self._decode not in (None, event.decode):
+        if self._decode_number not in (None, event.decode_number):
             raise RuntimeError(
                 f"{type(self).__name__} must serve one decode only, got a second. Make a new one."
             )
-        self._decode = event.decode
+        self._decode_number = event.decode_number
 
 
 class Trace(_OfOneDecode):

@@ -27,7 +27,7 @@ class Request:
         noise_index: A number that also seeds the noise, so that equal prompts in one decode draw
             differently.
         stop: Ends the answer early, in addition to an EOS.
-        automaton: The texts of which the answer must be one; `None`: any text.
+        constraint: The texts of which the answer must be one; `None`: any text.
     """
 
     index: int
@@ -36,7 +36,7 @@ class Request:
     template: Sequence[int] = ()
     noise_index: int = 0
     stop: StopRule = field(default_factory=NeverStop)
-    automaton: Automaton | None = None
+    constraint: Automaton | None = None
 
     def first_open(self, mask_id: int) -> int:
         """Returns the first open position; `mask_id` is the [MASK] token."""
@@ -134,7 +134,7 @@ CLOSED = Opening.of_block(0, 0)
 """No column is open."""
 
 
-class Numbers(NamedTuple):
+class PluginNumbers(NamedTuple):
     """Numbers of one row that the host read after the last round, for each plug-in that asked.
 
     A field is empty if its plug-in returns no numbers; `cache` and `verifier` also before the row's
@@ -156,7 +156,7 @@ class Row(NamedTuple):
 
     Attributes:
         request: The prompt and its options.
-        first: First column of the row's first block: the first column of the answer or, on a
+        blocks_start: First column of the row's first block: the first column of the answer or, on a
             block-causal model, of the model's block in which the answer begins.
         end: First column after the row.
         first_unsettled: First unsettled column.
@@ -164,10 +164,11 @@ class Row(NamedTuple):
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         period_forwards: Forwards since `Opening.cache_period` changed; a cache policy counts them.
-        last_needed: First column that the last forward needed; `None` before the first forward.
+        previous_first_needed: First column that the last forward needed; `None` before the
+            first forward.
         computed: Columns whose cache slots hold something.
-        steps: Steps of the sampler since its state began.
-        limit: Steps within which the sampler promised to finish.
+        num_steps: Steps of the sampler since its state began.
+        max_steps: Steps within which the sampler promised to finish.
         nfe: Calls of the model in the row's forwards: one a forward, two with guidance.
         query_positions: Columns computed for the row, summed over these calls.
         target_nfe: Forwards of a verifier's target.
@@ -176,21 +177,21 @@ class Row(NamedTuple):
     """
 
     request: Request
-    first: int
+    blocks_start: int
     end: int
     first_unsettled: int
     started_s: float = 0.0
     opening: Opening = CLOSED
     is_fresh: bool = True
     period_forwards: int = 0
-    last_needed: int | None = None
+    previous_first_needed: int | None = None
     computed: Columns = ()
-    steps: int = 0
-    limit: int = 0
+    num_steps: int = 0
+    max_steps: int = 0
     nfe: int = 0
     query_positions: int = 0
     target_nfe: int = 0
-    numbers: Numbers = Numbers()
+    numbers: PluginNumbers = PluginNumbers()
     error: str = ""
 
     @staticmethod
@@ -204,9 +205,9 @@ class Row(NamedTuple):
             started_s: When the row joins.
         """
         length = len(request.prompt)
-        first = length - length % align
-        end = first + round_up(length - first + request.config.gen_length, align)
-        return Row(request, first, end, length + request.first_open(mask_id), started_s)
+        start = length - length % align
+        end = start + round_up(length - start + request.config.gen_length, align)
+        return Row(request, start, end, length + request.first_open(mask_id), started_s)
 
     @property
     def config(self) -> DecodeConfig:

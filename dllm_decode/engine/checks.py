@@ -34,10 +34,10 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
     bounds = (start, stop, *block, *phase)
     if not all(isinstance(bound, int) for bound in bounds):
         raise RuntimeError(f"opening of {owner!r} must give whole columns, got {opening}.")
-    if not row.first <= start < stop <= row.end or stop <= row.first_unsettled:
+    if not row.blocks_start <= start < stop <= row.end or stop <= row.first_unsettled:
         raise RuntimeError(
             f"opening of {owner!r} must open at least one unsettled position, so columns of "
-            f"[{row.first}, {row.end}) that end after {row.first_unsettled}, got {opening}."
+            f"[{row.blocks_start}, {row.end}) that end after {row.first_unsettled}, got {opening}."
         )
     for name, (first, last) in (("block", block), ("phase", phase)):
         if not first <= start < stop <= last:

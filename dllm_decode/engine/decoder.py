@@ -200,7 +200,7 @@ class Decoder:
             template=read_template(template, self.model, config.gen_length),
             noise_index=index if noise_index is None else noise_index,
             stop=stop,
-            automaton=constraint,
+            constraint=constraint,
         )
         if constraint is not None:
             eos_ids = self.verifier.eos_ids(self.model)

@@ -96,7 +96,7 @@ def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
             # A slot holds nothing, and must not be read, until its column is computed.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
-        plan = Plan(chosen, end, query.needed, hidden)
+        plan = Plan(chosen, end, query.first_needed, hidden)
         if sight.routing_block_length > 1:
             plan = plan._replace(
                 columns=in_whole_blocks(chosen, sight.routing_block_length),
@@ -162,7 +162,7 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
         if n in writers:
             rows[n] = row._replace(
                 period_forwards=row.period_forwards + 1,
-                last_needed=plan.needed,
+                previous_first_needed=plan.first_needed,
                 computed=union(row.computed, plan.columns),
             )
     return state._replace(rows=tuple(rows))
@@ -208,7 +208,7 @@ def _note_unpredicted(
     """Notes rows whose cache policy leaves out columns that predict open positions."""
     is_open = window.part(state.canvas.unsettled) & window.open
     is_broken = ~predicted & is_open
-    duty = "compute every column that predicts an open position, from query.needed on"
+    duty = "compute every column that predicts an open position, from query.first_needed on"
     if decoder.cache_narrows:
         is_broken = ~(predicted & is_open).any(-1)
         duty = "compute a column that predicts an open position"

@@ -7,11 +7,11 @@ import torch
 
 from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.rows import Numbers, Request, Row
+from dllm_decode.core.rows import PluginNumbers, Request, Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
 from dllm_decode.engine.commit_state import CommitState
-from dllm_decode.engine.constraints.constrained_rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import CacheState, State
 from samplers.logits.noise import row_keys
@@ -28,7 +28,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
     lists = require_numbers(numbers, canvas, owner=decoder.blocks).tolist()
     new = [
-        row._replace(numbers=Numbers(blocks=tuple(values)))
+        row._replace(numbers=PluginNumbers(blocks=tuple(values)))
         for row, values in zip(new, lists, strict=True)
     ]
     device, num_new = state.device, len(new)
@@ -50,7 +50,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         blocks_state=pad_state(state.blocks_state, num_new),
         verifier_state=pad_state(state.verifier_state, num_new),
         commits=commits,
-        constraints=Constraints.of((*state.rows, *new), device),
+        constrained_rows=ConstrainedRows.of((*state.rows, *new), device),
         cache=_cache_with(decoder, state, new, canvas),
         window=None,
         layout=None,
@@ -107,7 +107,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         order.pop()
     if not order:
         no_rows = state.canvas.take(state.noise_keys[:0])
-        empty = State.empty(state.cache.capacity, no_rows, state.decode)
+        empty = State.empty(state.cache.capacity, no_rows, state.decode_number)
         cost = state.cost._replace(drafted=empty.cost.drafted, accepted=empty.cost.accepted)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     Attributes:
         columns: The columns to compute.
         end: First column that no computed column sees.
-        needed: First column that predicts the open block.
+        first_needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
         round_to: The number of columns is rounded up to a multiple of this, unless they are one
             range: whole blocks of a model that computes nothing else are not filled up.
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
     columns: Columns
     end: int
-    needed: int
+    first_needed: int
     hidden: Columns = ()
     round_to: int = COLUMN_STRIDE
 

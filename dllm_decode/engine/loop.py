@@ -14,7 +14,7 @@ from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
 from samplers.checks import require_integer, shown
 
-_DECODES = count()
+_DECODE_NUMBERS = count()
 
 
 def run(
@@ -55,7 +55,9 @@ def rounds(
     require_integer("num_rows", num_rows, least=1)
     require_observers(observers)
     with torch.inference_mode():
-        state = State.empty(num_rows, blank_canvas(decoder, ()), next(_DECODES), reserved_slots)
+        state = State.empty(
+            num_rows, blank_canvas(decoder, ()), next(_DECODE_NUMBERS), reserved_slots
+        )
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)

@@ -17,7 +17,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from dllm_decode.core.observers import Observer, final_tokens
-from dllm_decode.core.rows import Numbers, Row
+from dllm_decode.core.rows import PluginNumbers, Row
 from dllm_decode.engine.breach_errors import errors_of
 from dllm_decode.engine.checks import (
     require_after,
@@ -48,8 +48,10 @@ def one_round(
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
     state = open_blocks(decoder, state)
-    if state.constraints is not None:
-        state = state._replace(constraints=state.constraints.read_settled(state.rows, state.canvas))
+    if state.constrained_rows is not None:
+        state = state._replace(
+            constrained_rows=state.constrained_rows.read_settled(state.rows, state.canvas)
+        )
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     stepping = seen.stepping(state)
     part, seen, decision = decide(decoder, state.take(stepping), seen)
@@ -81,9 +83,9 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
     opening = require_opening(decoder, chosen, row)
     if not decoder.sees_block_only:
         # Cache policies must take all the columns that the sampler reads for the open block.
-        start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
+        start = opening.block[0] if decoder.sampler.scope == "suffix" else row.blocks_start
         opening = opening._replace(block=(start, row.end))
-    if opening.phase == row.opening.phase and row.steps >= row.limit:
+    if opening.phase == row.opening.phase and row.num_steps >= row.max_steps:
         return row._replace(error=_too_many_steps(decoder, row))
     previous, row = row.opening, row._replace(opening=opening)
     if opening.phase != previous.phase:
@@ -91,18 +93,18 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
         masks = _num_masks(row, decoder.model.mask_id)
         require_max_steps(sampler.max_steps(masks), owner=sampler)
         limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
-        row = row._replace(is_fresh=True, steps=0, limit=limit)
+        row = row._replace(is_fresh=True, num_steps=0, max_steps=limit)
     return row._replace(period_forwards=0) if opening.cache_period != previous.cache_period else row
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:
     """Returns the error of a row that has taken all steps that its phase may take."""
     own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
-    by_sampler = decoder.verifier.asks_sampler and row.steps >= own_limit
+    by_sampler = decoder.verifier.asks_sampler and row.num_steps >= own_limit
     culprit = decoder.sampler if by_sampler else decoder.verifier
     return (
-        f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
-        f"after {row.steps}; its `max_steps` or its rule is wrong."
+        f"{culprit!r} promises to finish a block within {row.max_steps} steps, but masks are left "
+        f"after {row.num_steps}; its `max_steps` or its rule is wrong."
     )
 
 
@@ -140,7 +142,7 @@ def advance(
             )
         row = row._replace(
             first_unsettled=unsettled,
-            steps=row.steps + (n in stepping),
+            num_steps=row.num_steps + (n in stepping),
             numbers=readings.numbers[n],
             error=row.error or error,
         )
@@ -165,7 +167,7 @@ class _Readings(NamedTuple):
 
     first_unsettled: Sequence[int]
     has_ended: Sequence[int]
-    numbers: Sequence[Numbers]
+    numbers: Sequence[PluginNumbers]
     broken: Sequence[Sequence[int]]
 
 
@@ -187,7 +189,7 @@ def _read_on_host(decoder: Decoder, state: State, verified: Shaped[Tensor, "B N"
     broken = [breach.found for breach in state.breaches]
     unsettled, ended, *lists = _on_host([first, has_ended, *numbers, *broken])
     by_plugin, by_breach = lists[: len(numbers)], lists[len(numbers) :]
-    by_row = [Numbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
+    by_row = [PluginNumbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
     return _Readings(unsettled, ended, by_row, by_breach)
 
 

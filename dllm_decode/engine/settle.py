@@ -76,7 +76,7 @@ def _moves_of(
         settled = decision.settle & allowed & (commit | ~view.masked)
     remask = decision.remask
     if remask is not None:
-        own = state.canvas.in_answer & ~state.canvas.given
+        own = state.canvas.after_prompt & ~state.canvas.given
         remask = remask & ~view.masked & window.part(own)
     return Moves(commit, tokens, settled, remask)
 

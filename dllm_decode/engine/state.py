@@ -14,7 +14,7 @@ from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.commit_state import CommitState
-from dllm_decode.engine.constraints.constrained_rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.layout import Layout
 from samplers.base import Decision
 from samplers.state import pad_state, put_state, take_state
@@ -101,7 +101,7 @@ class State(NamedTuple):
         blocks_state: The block schedule's state.
         verifier_state: The verifier's state.
         commits: The commits so far; `None` unless they are recorded.
-        constraints: Sets of texts that answers must be in; `None`: no row has one.
+        constrained_rows: Rows whose answer must be in a set of texts; `None`: no row.
         breaches: Rules that may have been broken in this round; read once a round.
         window: The sampler's window; `None`: to be made anew.
         layout: Layout of the last forward; `None`: to be made anew.
@@ -118,26 +118,28 @@ class State(NamedTuple):
     blocks_state: Any = None
     verifier_state: Any = None
     commits: CommitState | None = None
-    constraints: Constraints | None = None
+    constrained_rows: ConstrainedRows | None = None
     breaches: tuple[Breach, ...] = ()
     window: Window | None = None
     layout: Layout | None = None
     num_rounds: int = 0
-    decode: int = 0
+    decode_number: int = 0
 
     @staticmethod
-    def empty(capacity: int, canvas: Canvas, decode: int = 0, reserved_slots: int = 0) -> "State":
+    def empty(
+        capacity: int, canvas: Canvas, decode_number: int = 0, reserved_slots: int = 0
+    ) -> "State":
         """Returns the state without rows, for at most `capacity` of them.
 
         Args:
             capacity: Rows, at most.
             canvas: A canvas without rows.
-            decode: As the attribute.
+            decode_number: As the attribute.
             reserved_slots: As in `CacheState`.
         """
         device, cache = canvas.tokens.device, CacheState(capacity, reserved_slots=reserved_slots)
         no_keys = torch.zeros(0, dtype=torch.long, device=device)
-        return State((), canvas, no_keys, Cost.none(device), cache, decode=decode)
+        return State((), canvas, no_keys, Cost.none(device), cache, decode_number=decode_number)
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +165,7 @@ class State(NamedTuple):
         """
         if len(rows) == len(self.rows):
             return self
-        index, cost, constraints = send(rows, self.device), self.cost, self.constraints
+        index, cost, constrained = send(rows, self.device), self.cost, self.constrained_rows
         return self._replace(
             rows=tuple(self.rows[row] for row in rows),
             canvas=self.canvas.take(index),
@@ -174,7 +176,7 @@ class State(NamedTuple):
             blocks_state=take_state(self.blocks_state, index),
             verifier_state=None,
             commits=take_state(self.commits, index),
-            constraints=constraints and constraints.among(rows),
+            constrained_rows=constrained and constrained.among(rows),
             breaches=(),
             window=None,
             layout=None,

@@ -28,7 +28,7 @@ def event_of(
         for n, row in zip(stepping, part.rows, strict=True)
     ]
     # One tensor, because each tensor needs a copy to the device.
-    requests, query_positions, ended = send(numbers, state.device).unbind(-1)
+    request_indices, query_positions, ended = send(numbers, state.device).unbind(-1)
     after = part.canvas
     filled = after.tokens != moved.tokens
     if done:
@@ -42,8 +42,8 @@ def event_of(
         rows=part.rows,
         ended=ended.bool(),
         is_final=decoder.tokens_are_final,
-        decode=state.decode,
-        requests=requests,
+        decode_number=state.decode_number,
+        request_indices=request_indices,
         forwards=state.cost.forwards,
         query_positions=query_positions,
         drafted=part.cost.drafted,

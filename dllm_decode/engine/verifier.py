@@ -64,6 +64,6 @@ class Verifier(PlugIn, ABC):
         """Updates `verifier_state` after the round has written tokens; by default does nothing.
 
         Returns:
-            The state, and numbers of each row, which the host reads into `Numbers.verifier`.
+            The state, and numbers of each row, which the host reads into `PluginNumbers.verifier`.
         """
         return state, None

@@ -57,7 +57,7 @@ def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
     if state.window is not None:
         return state, state.window
     sees_answer = decoder.sampler.scope == "answer"
-    starts = [row.first if sees_answer else row.opening.phase[0] for row in state.rows]
+    starts = [row.blocks_start if sees_answer else row.opening.phase[0] for row in state.rows]
     window = Window.of(starts, decoder.window_length, state.canvas)
     window = window.with_open([row.opening.bounds for row in state.rows], state.device)
     return state._replace(window=window), window
@@ -115,9 +115,9 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
-    if state.constraints is None:
+    if state.constrained_rows is None:
         return view
-    return with_paths(decoder, state.constraints, state, view, window)
+    return with_paths(decoder, state.constrained_rows, state, view, window)
 
 
 def _offsets_to_predict(

@@ -187,7 +187,7 @@ class RolloutRecorder:
         before, after, filled = event.before, event.after, event.filled
         # No forward sees an EOS that fills up an answer which has ended.
         is_rest = filled & event.ended[:, None] & (before.tokens == before.mask_id)
-        changed = (before.tokens != after.tokens) & before.in_answer & ~is_rest
+        changed = (before.tokens != after.tokens) & before.after_prompt & ~is_rest
         rows, columns = changed.nonzero().unbind(-1)
         tokens = after.tokens[rows, columns]
         laws = log_probabilities(event.view, after.tokens.gather(1, event.columns))
@@ -212,7 +212,7 @@ class RolloutRecorder:
         """Returns the rollout of a request that has ended, and drops the request's writes."""
         tokens = tuple(output.tokens[0].tolist())
         answer = before_end(tokens, output.eos_ids)
-        is_constrained = request.automaton is not None
+        is_constrained = request.constraint is not None
         has_stopped = bool(output.unsettled.any()) or request.stop.stops(answer)
         has_ended = has_stopped or is_constrained or len(answer) < len(tokens)
         row = Row.of(request, decoder.block_multiple, decoder.model.mask_id)

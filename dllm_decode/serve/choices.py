@@ -52,7 +52,7 @@ class ResponseChoice:
         """
         all_tokens = output.tokens[0].tolist()
         tokens = output.answers()[0] if self.job.request.config.stop_at_eos else all_tokens
-        is_complete = len(tokens) < len(all_tokens) or self.job.request.automaton is not None
+        is_complete = len(tokens) < len(all_tokens) or self.job.request.constraint is not None
         has_ended = is_complete or self.prose.stops(tokens)
         return self.prose.kept(tokens), "stop" if has_ended else "length"
 

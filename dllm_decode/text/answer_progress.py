@@ -18,7 +18,7 @@ class AnswerProgress:
         self._bar = ProgressBar(Console(stderr=True), "answers", num_answers)
 
     def __call__(self, event: StepEvent) -> None:
-        self._finished.update(event.requests[event.ended].tolist())
+        self._finished.update(event.request_indices[event.ended].tolist())
         self._bar.update(
             len(self._finished), f"{len(self._finished)} done, {event.forwards} forwards"
         )

@@ -166,7 +166,7 @@ def answer_of(
         positions = positions[: len(token_ids)]
         has_ended = len(token_ids) < len(tokens)
     prose = Prose(tokenizer, stop_strings)
-    has_ended = has_ended or prose.stops(token_ids) or request.automaton is not None
+    has_ended = has_ended or prose.stops(token_ids) or request.constraint is not None
     text, forwards = prose.whole(token_ids), int(decoded.nfe[row])
     commits = None if decoded.commits is None else _token_commits(decoded.commits, row, positions)
     return Answer(text, token_ids, "stop" if has_ended else "length", forwards, commits)

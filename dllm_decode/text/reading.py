@@ -123,7 +123,7 @@ def read(
     decoder = _reading_decoder(model, max(len(row.template) for row in plan.rows))
 
     def watch(event: StepEvent) -> None:
-        for index, number in enumerate(event.requests.tolist()):
+        for index, number in enumerate(event.request_indices.tolist()):
             plan.rows[number].watch(event, index)
 
     requests = [

@@ -84,7 +84,7 @@ def collect_examples(
         after_end = view.positions >= (before.ends - before.prompt_lengths)[:, None]
         confidences = view.probability(view.most_likely).float().masked_fill(after_end, 1.0)
         final = (view.most_likely == oracle.reference(view)) | after_end
-        prompt_numbers = event.requests + first_prompt
+        prompt_numbers = event.request_indices + first_prompt
         collected.append(FilterExamples(confidences.cpu(), final.cpu(), prompt_numbers.cpu()))
 
     decode(model, prompts, oracle, cache=cache, config=config, observers=[collect])

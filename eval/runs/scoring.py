@@ -120,7 +120,7 @@ class RunnersUp:
         # Once for all rows, because the CPU waits for each of these.
         parts = (event.view.positions, event.view.entropy, top.tokens, top.probabilities)
         values = (part[rows, at].tolist() for part in parts)
-        entries = zip(event.requests[rows].tolist(), *values, strict=True)
+        entries = zip(event.request_indices[rows].tolist(), *values, strict=True)
         for request, position, nats, ids, shares in entries:
             likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
             by_position = self.distributions.setdefault(request, {})

@@ -70,5 +70,7 @@ class StaleFreeCache(CachePolicy):
         return frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.LOGITS_OF_COMMITTED})
 
     def columns_to_compute(self, query: CacheQuery) -> Columns:
-        first = query.unfrozen if query.row.last_needed is None else query.needed
+        first = (
+            query.first_unfrozen if query.row.previous_first_needed is None else query.first_needed
+        )
         return columns((first, query.end))

@@ -19,7 +19,7 @@ from dllm_decode.caches import CacheQuery, History
 from dllm_decode.caches.history import LastLook
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.rows import Numbers, Opening, Request, Row
+from dllm_decode.core.rows import Opening, PluginNumbers, Request, Row
 
 RUNS = json.loads((Path(__file__).parent / "data" / "caches" / "d2cache.json").read_text())["runs"]
 MASK, EOS = 508, 500
@@ -82,7 +82,7 @@ def next_columns(
     numbers = tuple(cache.numbers(canvas, history, shift)[0].tolist())
     start = P + step.answer.index(MASK) // size * size
     opened = row._replace(
-        numbers=Numbers(cache=numbers), opening=Opening.of_block(start, start + size)
+        numbers=PluginNumbers(cache=numbers), opening=Opening.of_block(start, start + size)
     )
     return cache.columns_to_compute(CacheQuery(opened, P + G, shift))
 

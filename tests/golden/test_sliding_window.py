@@ -75,7 +75,9 @@ def decoded(method: str, runs: list[dict[str, Any]]) -> tuple[list[list[Step]], 
     prompts, eos_id = [run["prompt"] for run in runs], run["params"].get("eos_id")
 
     def watch(event: StepEvent) -> None:
-        for n, (index, row) in enumerate(zip(event.requests.tolist(), event.rows, strict=True)):
+        for n, (index, row) in enumerate(
+            zip(event.request_indices.tolist(), event.rows, strict=True)
+        ):
             before, after, first = event.before.tokens[n], event.after.tokens[n], row.prompt_length
             masks = event.before.masked[n].nonzero().squeeze(-1)
             is_open = (masks >= row.opening.start) & (masks < row.opening.stop)

@@ -545,7 +545,7 @@ class Recorder:
         masked, remains = event.before.masked, event.after.masked
         seen = event.after.tokens.gather(1, event.columns).clamp(max=511)
         probability = event.view.probability(seen)
-        for index, row in enumerate(event.requests.tolist()):
+        for index, row in enumerate(event.request_indices.tolist()):
             prompt, first = int(event.before.prompt_lengths[index]), int(event.columns[index, 0])
             # Columns after the block were filled after an EOS, unless a sampler sees them.
             columns = event.columns[index]

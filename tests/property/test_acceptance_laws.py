@@ -48,7 +48,7 @@ def test_a_self_verified_draft_is_accepted_if_the_sampler_goes_on_from_it(sample
             counts = (event.before.masked & ~event.after.masked).sum(-1)
             # A row's forwards are told apart by the number of columns computed so far.
             for row, forward, count in torch.stack(
-                [event.requests, event.query_positions, counts], 1
+                [event.request_indices, event.query_positions, counts], 1
             ).tolist():
                 steps_of[row][forward].append(count)
         for row, forwards in steps_of.items():
@@ -116,7 +116,7 @@ def test_every_step_is_reported_with_the_logits_it_was_taken_on() -> None:
         in_view = committed.gather(1, columns)
         chosen = torch.where(in_view, event.view.proposal, -1).amax(-1)
         assert torch.equal(chosen, torch.where(committed, event.after.tokens, -1).amax(-1))
-        steps[event.requests] += 1
+        steps[event.request_indices] += 1
     assert steps.tolist() == [12, 12, 12]
     assert events[-1].forwards == out.forwards
     assert len({len(event.before) for event in events}) > 1, "no row ever waited for another"

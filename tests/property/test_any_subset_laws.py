@@ -251,7 +251,7 @@ def test_rounds_never_cost_more_forwards_than_they_write_tokens(
         def note(event: Any, gains: list[tuple[int, ...]] = gains) -> None:
             written = (event.before.masked & ~event.after.masked).sum(-1)
             forwards = torch.tensor([row.nfe for row in event.rows])
-            gains.extend(zip(event.requests.tolist(), written.tolist(), forwards.tolist(),
+            gains.extend(zip(event.request_indices.tolist(), written.tolist(), forwards.tolist(),
                              event.accepted.tolist(), strict=True))  # fmt: skip
 
         out = decode(

@@ -119,7 +119,7 @@ def test_nothing_opens_behind_an_eos_where_the_answer_ends_with_it() -> None:
             templates=[template], stop_at_eos=stops, observers=[events.append],
         )  # fmt: skip
         (rows,) = zip(*(event.rows for event in events), strict=True)
-        seen[stops] = max(row.opening.stop - row.first for row in rows)
+        seen[stops] = max(row.opening.stop - row.blocks_start for row in rows)
     assert seen == {True: 4, False: 14}
 
 

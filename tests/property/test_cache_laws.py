@@ -106,7 +106,7 @@ def test_the_bill_is_what_the_model_was_given(
     bill = [0] * len(prompts)
 
     def watch(event: StepEvent) -> None:
-        requests = event.requests.tolist()
+        requests = event.request_indices.tolist()
         for inputs in model.calls[seen[-1] :]:
             all_rows = range(len(inputs.tokens))
             for row in model.rows_of(inputs).tolist() if inputs.kv_cache else all_rows:
@@ -195,7 +195,7 @@ def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_
 ) -> None:
     def numbers(self: Any, canvas: Canvas, history: History, shift: int) -> torch.Tensor:
         is_mask = canvas.tokens == canvas.mask_id
-        return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.in_answer)
+        return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.after_prompt)
 
     plain = plugin(CachePolicy, numbers=numbers, columns_to_compute=masks_and_new)
     expected = answer(tiny(family), FEW[0], plain)

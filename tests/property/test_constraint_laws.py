@@ -21,7 +21,7 @@ from dllm_decode.blocks import (
     SubBlocks,
 )
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
-from dllm_decode.engine.constraints.constrained_rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
 from dllm_decode.verify import S2D2, SelfVerify
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
@@ -131,7 +131,7 @@ def test_rows_without_a_constraint_cost_no_operation(monkeypatch: pytest.MonkeyP
     decode(model, PROMPTS, FixedSchedule(2), gen_length=8)
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(Constraints, "of", lambda rows, device: None)
+            monkeypatch.setattr(ConstrainedRows, "of", lambda rows, device: None)
         with Operations(lambda *_, patched=patched: counts.update([patched])):
             for _ in decode_many(model, PROMPTS, FixedSchedule(2), num_rows=2, gen_length=8):
                 pass

@@ -13,7 +13,7 @@ from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 
 
-class Constraints(NamedTuple):
+class ConstrainedRows(NamedTuple):
     """The automata of the rows that have one, in order, and their states.
 
     The settled tokens at the beginning of an answer are read once. They never change, because only
@@ -36,19 +36,23 @@ class Constraints(NamedTuple):
     automata: Automata
 
     @staticmethod
-    def of(rows: Sequence[Row], device: torch.device) -> "Constraints | None":
+    def of(rows: Sequence[Row], device: torch.device) -> "ConstrainedRows | None":
         """Returns the constraints of a state's rows, nothing read; `None` if no row has one."""
-        pairs = [(n, row) for n, row in enumerate(rows) if row.request.automaton is not None]
+        pairs = [(n, row) for n, row in enumerate(rows) if row.request.constraint is not None]
         if not pairs:
             return None
-        automata = [row.request.automaton for _, row in pairs if row.request.automaton is not None]
+        automata = [
+            row.request.constraint for _, row in pairs if row.request.constraint is not None
+        ]
         numbers = tuple(n for n, _ in pairs)
         starts = tuple(row.prompt_length for _, row in pairs)
         index, columns = send([numbers, starts], device).unbind(0)
         states = torch.zeros_like(index)
-        return Constraints(numbers, starts, index, columns, states, Automata.of(automata, device))
+        return ConstrainedRows(
+            numbers, starts, index, columns, states, Automata.of(automata, device)
+        )
 
-    def read_settled(self, rows: Sequence[Row], canvas: Canvas) -> "Constraints":
+    def read_settled(self, rows: Sequence[Row], canvas: Canvas) -> "ConstrainedRows":
         """Returns the constraints after the tokens before the first unsettled column of each row.
 
         Args:
@@ -71,7 +75,7 @@ class Constraints(NamedTuple):
             states, columns = torch.where(is_next, next_states, states), columns + is_next
         return self._replace(starts=starts, columns=columns, states=states)
 
-    def among(self, rows: Sequence[int]) -> "Constraints | None":
+    def among(self, rows: Sequence[int]) -> "ConstrainedRows | None":
         """Returns the constraints of some rows, numbered as listed; `None` if there are none."""
         places = {row: place for place, row in enumerate(self.rows)}
         pairs = [(n, places[row]) for n, row in enumerate(rows) if row in places]
@@ -80,6 +84,6 @@ class Constraints(NamedTuple):
         numbers, selected = zip(*pairs, strict=True)
         index, kept = send([numbers, selected], self.row_index.device).unbind(0)
         starts = tuple(self.starts[place] for place in selected)
-        return Constraints(
+        return ConstrainedRows(
             numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)
         )

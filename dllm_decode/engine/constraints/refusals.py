@@ -25,7 +25,7 @@ def check_constraint(
         verifier: The verifier of the decode.
         eos_ids: Tokens that end an answer.
     """
-    constraint: object = request.automaton
+    constraint: object = request.constraint
     if not isinstance(constraint, Automaton):
         raise ValueError(
             "constraint must be an Automaton, as compile_constraint(constraint, "

@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.engine.constraints.constrained_rows import Constraints
+from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.constraints.paths import Path, Span, best_path, draw_path
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
@@ -18,42 +18,42 @@ from samplers.view import View, by_row
 
 
 def with_paths(
-    decoder: Decoder, constraints: Constraints, state: State, view: View, window: Window
+    decoder: Decoder, constrained: ConstrainedRows, state: State, view: View, window: Window
 ) -> View:
     """Returns the view with the tokens that a path forces on rows with a constraint.
 
     Args:
         decoder: The decoder.
-        constraints: The constraints of the rows that have one.
+        constrained: The constraints of the rows that have one.
         state: The rows.
         view: The view without constraints.
         window: The window of the view.
     """
     canvas = state.canvas
-    length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
-    span = _span(canvas, constraints, length)
+    length = _length(decoder, [state.rows[row] for row in constrained.rows], constrained)
+    span = _span(canvas, constrained, length)
     offsets = view.summary.offsets
     W = view.tokens.shape[1]
     if offsets is None:
-        offsets = torch.arange(W, device=constraints.row_index.device).expand(len(view.tokens), W)
-    offsets = offsets[constraints.row_index]
+        offsets = torch.arange(W, device=constrained.row_index.device).expand(len(view.tokens), W)
+    offsets = offsets[constrained.row_index]
     starts = by_row(window.first_columns)
-    starts = starts[constraints.row_index] if isinstance(starts, Tensor) else starts
-    columns = offsets + starts - constraints.columns[:, None]
+    starts = starts[constrained.row_index] if isinstance(starts, Tensor) else starts
+    columns = offsets + starts - constrained.columns[:, None]
     # Only columns that the sampler may fill: further logits depend on the other rows of the batch.
     # In a block of noise these hold tokens, all of which may change until the block is settled.
     fillable = (view.eligible if decoder.starts_as_noise else view.masked) & view.in_answer
-    is_open = fillable[constraints.row_index].gather(1, offsets)
+    is_open = fillable[constrained.row_index].gather(1, offsets)
     is_open &= (columns >= 0) & (columns < length)
-    path = _path(view, constraints, span, offsets, torch.where(is_open, columns, length))
+    path = _path(view, constrained, span, offsets, torch.where(is_open, columns, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
     proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
-    forced = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
+    forced = torch.full_like(view.tokens, -1).index_copy(0, constrained.row_index, proposals)
     return replace(view, forced_tokens=forced)
 
 
-def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> int:
+def _length(decoder: Decoder, rows: Sequence[Row], constrained: ConstrainedRows) -> int:
     """Returns the length of the longest span, which ends after the last logits or token."""
     stops = []
     for row in rows:
@@ -64,46 +64,46 @@ def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> 
         # A wider scope, or several open blocks, may fill a later column before an earlier one.
         stop = row.opening.phase[1] if decoder.sees_block_only else row.answer_end
         stops.append(min(max(stop, given_end), row.answer_end))
-    return max(1, *(stop - start for stop, start in zip(stops, constraints.starts, strict=True)))
+    return max(1, *(stop - start for stop, start in zip(stops, constrained.starts, strict=True)))
 
 
-def _span(canvas: Canvas, constraints: Constraints, length: int) -> Span:
+def _span(canvas: Canvas, constrained: ConstrainedRows, length: int) -> Span:
     """Returns the columns over which the paths of rows run."""
-    columns = constraints.columns[:, None] + torch.arange(length, device=constraints.columns.device)
-    ends = (canvas.prompt_lengths + canvas.gen_lengths)[constraints.row_index]
+    columns = constrained.columns[:, None] + torch.arange(length, device=constrained.columns.device)
+    ends = (canvas.prompt_lengths + canvas.gen_lengths)[constrained.row_index]
     is_after = columns >= ends[:, None]
     columns = columns.clamp(max=canvas.width - 1)
-    tokens = canvas.tokens[constraints.row_index].gather(1, columns)
-    unsettled = canvas.unsettled[constraints.row_index].gather(1, columns)
+    tokens = canvas.tokens[constrained.row_index].gather(1, columns)
+    unsettled = canvas.unsettled[constrained.row_index].gather(1, columns)
     return Span(
         tokens=tokens.masked_fill(is_after, canvas.eos_ids[0]),
         settled=~unsettled | is_after,
-        states=constraints.states,
-        num_left=(ends - constraints.columns - length).clamp(min=0),
+        states=constrained.states,
+        num_left=(ends - constrained.columns - length).clamp(min=0),
     )
 
 
 def _path(
     view: View,
-    constraints: Constraints,
+    constrained: ConstrainedRows,
     span: Span,
     offsets: Int[Tensor, "N n"],
     columns: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best path of each row, or a drawn one at a temperature above 0."""
     logits, temperature = view.summary.logits, view.temperature
-    if len(constraints.rows) < len(logits):
-        logits = logits[constraints.row_index]
+    if len(constrained.rows) < len(logits):
+        logits = logits[constrained.row_index]
     if view.is_greedy:
-        return best_path(constraints.automata, span, logits, columns)
-    keys = view.position_keys[constraints.row_index].gather(1, offsets)
+        return best_path(constrained.automata, span, logits, columns)
+    keys = view.position_keys[constrained.row_index].gather(1, offsets)
     if not isinstance(temperature, Tensor):
         return draw_path(
-            constraints.automata, span, logits, columns, temperature=temperature, keys=keys
+            constrained.automata, span, logits, columns, temperature=temperature, keys=keys
         )
-    temperature = temperature[constraints.row_index]
+    temperature = temperature[constrained.row_index]
     is_drawn = temperature > 0.0
     positive = torch.where(is_drawn, temperature, 1.0)
-    drawn = draw_path(constraints.automata, span, logits, columns, temperature=positive, keys=keys)
-    best = best_path(constraints.automata, span, logits, columns)
+    drawn = draw_path(constrained.automata, span, logits, columns, temperature=positive, keys=keys)
+    best = best_path(constrained.automata, span, logits, columns)
     return best._replace(tokens=torch.where(is_drawn[:, None], drawn.tokens, best.tokens))

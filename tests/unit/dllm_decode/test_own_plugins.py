@@ -56,7 +56,7 @@ class GrowingBlocks(BlockSchedule):
         return frozenset({Fact.WHOLE_BLOCKS})
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        start, length = row.first, min(2, block_length)
+        start, length = row.blocks_start, min(2, block_length)
         while start + length <= row.first_unsettled:
             start, length = start + length, min(2 * length, block_length)
         return Opening.of_block(start, min(start + length, row.end))
@@ -113,7 +113,7 @@ def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
             start, stop = row.opening.bounds
             where = is_new[number].nonzero().flatten().tolist()
             assert all(start <= column < stop for column in where)
-            seen.append(start - row.first)
+            seen.append(start - row.blocks_start)
 
     together = answer(PROMPTS, cache=cache, blocks=GrowingBlocks(), observers=[watch])
     assert set(seen) == {0, 2, 6, 14}

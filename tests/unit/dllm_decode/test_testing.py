@@ -96,7 +96,7 @@ def test_blocks_that_end_where_those_of_one_model_end_by_chance_are_found() -> N
     """Blocks of 4, 8 and 16 tokens passed, because the only block-causal model had blocks of 4."""
 
     def opening(self: Any, row: Any, block_length: int, shift: int) -> Opening:
-        start, length = row.first, 4
+        start, length = row.blocks_start, 4
         while start + length <= row.first_unsettled:
             start, length = start + length, 2 * length
         return Opening.of_block(start, min(start + length, row.end))

@@ -21,7 +21,7 @@ from dllm_decode import (
 from dllm_decode.caches import CacheQuery, History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import columns
-from dllm_decode.core.rows import Numbers, Opening, Request, Row
+from dllm_decode.core.rows import Opening, PluginNumbers, Request, Row
 from dllm_decode.testing import row_of
 from samplers import FixedSchedule
 
@@ -31,14 +31,14 @@ MASK = 99
 def query(step: int, **more: Any) -> CacheQuery:
     """Returns a query of 4 prompt and 16 answer columns; the block of columns 8 to 12 is open."""
     block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
-    numbers = Numbers(cache=more.pop("numbers", ()))
+    numbers = PluginNumbers(cache=more.pop("numbers", ()))
     row = row_of(
         4,
         16,
         first_unsettled=8,
         opening=block,
         period_forwards=step,
-        last_needed=4,
+        previous_first_needed=4,
         nfe=8,
         numbers=numbers,
     )
@@ -79,7 +79,7 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
 def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
     cache = SubBlockCache()
     assert cache.columns_to_compute(query(0)) == columns((4, 20))
-    inside = {"last_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
+    inside = {"previous_first_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
     assert cache.columns_to_compute(query(1, first_unsettled=10, **inside)) == columns((8, 20))
     assert cache.columns_to_compute(query(1, first_unsettled=11, **inside)) == columns((10, 12))
 

@@ -83,7 +83,7 @@ def test_traces_and_gains_are_those_of_one_batch(
         assert ours == theirs
     for request, gain in ours.items():
         assert len(gain.per_forward) <= single[request].forwards
-    together = [event.requests.tolist() for event in events]
+    together = [event.request_indices.tolist() for event in events]
     assert len({request for requests in together for request in requests}) > num_rows
     assert max(map(len, together)) == num_rows
 

@@ -119,7 +119,9 @@ def opening(change: Callable[[Opening], Any]) -> Any:
     return plugin(BlockSchedule, gives=Sequential().gives, opening=changed)
 
 
-def schedule(opens: Any = lambda row: Opening.of_block(row.first, row.end), **members: Any) -> Any:
+def schedule(
+    opens: Any = lambda row: Opening.of_block(row.blocks_start, row.end), **members: Any
+) -> Any:
     """Returns a schedule that opens the whole answer at once, unless `opens` says otherwise."""
     return plugin(
         BlockSchedule, window_length=lambda self, block_length, answer_length: answer_length,
@@ -133,11 +135,11 @@ def numbers(found: Any) -> Any:
 
 SCHEDULES: list[tuple[Any, str]] = [
     # Once the error named the sampler, torch raised it, or None was taken for everything.
-    (schedule(lambda row: Opening.of_block(row.first, row.first)),
+    (schedule(lambda row: Opening.of_block(row.blocks_start, row.blocks_start)),
      r"opening of Own\(.*\) must open at least one unsettled position"),
-    (schedule(lambda row: Opening.of_block(row.first, row.end + 1)),
+    (schedule(lambda row: Opening.of_block(row.blocks_start, row.end + 1)),
      r"opening of Own\(.*\) must open .* columns of \[3, 11\) that end after 3"),
-    (schedule(lambda row: Opening.of_block(row.first, row.first + 4)),
+    (schedule(lambda row: Opening.of_block(row.blocks_start, row.blocks_start + 4)),
      r"opening of Own\(.*\) must open .* that end after [78], got"),
     (schedule(narrowed=lambda self, view, openings, state: (
         replace(view, eligible=view.eligible & False), state)),
@@ -247,9 +249,9 @@ CACHES: list[tuple[Any, str]] = [
     (policy(lambda query: (range(4, 6), range(1, 3))),
      RANGES + r"\(range\(4, 6\), range\(1, 3\)\) \(tuple\)\.$"),
     (policy(lambda query: columns((0, query.end + 1))), r"ranges .*all within \[0, "),
-    (policy(lambda q: columns((q.needed, q.needed + 1)) if q.row.period_forwards else whole(q)),
+    (policy(lambda q: columns((q.end - 1, q.end)) if q.row.period_forwards else whole(q)),
      r"Own\(\) must compute every column that predicts .* in round 2"),
-    (policy(lambda q: columns((q.needed, q.end)), gives=frozenset({Fact.EVERY_COLUMN})),
+    (policy(lambda q: columns((q.first_needed, q.end)), gives=frozenset({Fact.EVERY_COLUMN})),
      r"Own\(\) must not give EVERY_COLUMN"),
     (policy(whole, numbers=lambda self, canvas, history, shift: torch.ones(len(canvas), 1)),
      r"numbers of Own\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),
@@ -269,7 +271,7 @@ def test_a_policy_that_breaks_its_contract_is_named(cache: CachePolicy, sentence
 
 def test_columns_that_were_never_computed_are_added() -> None:
     """Once the answer was decoded from slots that hold nothing."""
-    block = policy(lambda query: (range(query.needed, query.block[1]),))
+    block = policy(lambda query: (range(query.first_needed, query.block[1]),))
     options: Any = {"model": tiny("llada"), "block_length": 8}
     alone, dual = (run(cache=cache, **options) for cache in (block, DualCache()))
     # One block, so that both compute everything once.

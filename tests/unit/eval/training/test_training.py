@@ -158,8 +158,8 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
         assert list(answer.answer) == output.tokens[row, : len(answer.answer)].tolist()
         order: list[int] = []
         for event in events:
-            if row in event.requests.tolist():
-                at = event.requests.tolist().index(row)
+            if row in event.request_indices.tolist():
+                at = event.request_indices.tolist().index(row)
                 written = event.before.masked[at] & ~event.after.masked[at]
                 order += written[len(prompts[row]) :].nonzero().flatten().tolist()
         order = [position for position in order if position < len(answer.answer)]
