@@ -2,7 +2,7 @@
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, NoCache
 from dllm_decode.caches.certainty import CertaintyCache
-from dllm_decode.caches.cut import CutAtEos
+from dllm_decode.caches.cut_at_eos import CutAtEos
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.entropy import EntropyCache
@@ -12,7 +12,7 @@ from dllm_decode.caches.pipeline import PipelineCache
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
 from dllm_decode.caches.sub_block import SubBlockCache
-from dllm_decode.caches.window import SuffixWindow
+from dllm_decode.caches.suffix_window import SuffixWindow
 
 __all__ = [
     "CachePolicy",

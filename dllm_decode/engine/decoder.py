@@ -15,7 +15,7 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import uniform_state_checks
-from dllm_decode.engine.constraints.refusals import check_constraint
+from dllm_decode.engine.constraints.checks import check_constraint
 from dllm_decode.engine.layout import Sight
 from samplers.base import Sampler
 from samplers.checks import require_plugin

@@ -56,7 +56,7 @@ class Verifier(PlugIn, ABC):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         """Runs forwards as needed and returns the view of the rows that take a step.
 
-        At least one row takes a step. `dllm_decode.engine.views.look` makes the sampler's own view;
+        At least one row takes a step. `dllm_decode.engine.look.look` makes the sampler's own view;
         `dllm_decode.engine.forward.forward` returns logits of any window, columns and drafts.
         """
 

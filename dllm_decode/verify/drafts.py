@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.row_options import temperature_of
 from dllm_decode.engine.state import State
-from dllm_decode.engine.views import temperature_of
 from dllm_decode.models.targets.causal import Past
 from samplers.logits import noise
 from samplers.logits.statistics import draw, most_likely

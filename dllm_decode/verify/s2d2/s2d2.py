@@ -15,10 +15,10 @@ from dllm_decode.core.sending import send
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import look
 from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.engine.views import look
 from dllm_decode.verify.acceptance import Verdict, accept_within, log_law
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold

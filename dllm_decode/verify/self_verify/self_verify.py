@@ -13,10 +13,11 @@ from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import look, with_window
 from dllm_decode.engine.settle import end_at_eos, state_after
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.engine.views import look, view_of, with_window
+from dllm_decode.engine.views import view_of
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,

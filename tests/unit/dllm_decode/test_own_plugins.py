@@ -37,7 +37,8 @@ from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.passes import Branches
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.views import look, view_of
+from dllm_decode.engine.look import look
+from dllm_decode.engine.views import view_of
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one

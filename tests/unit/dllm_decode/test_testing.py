@@ -24,7 +24,7 @@ from dllm_decode import (
     Verifier,
 )
 from dllm_decode.core.columns import columns
-from dllm_decode.engine.views import look
+from dllm_decode.engine.look import look
 from dllm_decode.testing import check_laws
 from samplers import Decision, Fact, FixedSchedule, ReMDM, testing
 from samplers.facts import PlugIn

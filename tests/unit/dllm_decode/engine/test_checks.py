@@ -26,7 +26,7 @@ from dllm_decode.core.columns import columns
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Opening
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.views import look
+from dllm_decode.engine.look import look
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 

@@ -43,7 +43,7 @@ from dllm_decode import (
 from dllm_decode.blocks import Opening, block_of
 from dllm_decode.core.columns import columns
 from dllm_decode.engine.compatibility import facts_of, refusal_of
-from dllm_decode.engine.views import look
+from dllm_decode.engine.look import look
 from samplers import (
     T2M,
     ConfidenceThreshold,

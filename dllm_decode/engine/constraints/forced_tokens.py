@@ -17,7 +17,7 @@ from dllm_decode.engine.state import State
 from samplers.view import View, by_row
 
 
-def with_paths(
+def with_forced_tokens(
     decoder: Decoder, constrained: ConstrainedRows, state: State, view: View, window: Window
 ) -> View:
     """Returns the view with the tokens that a path forces on rows with a constraint.
