@@ -24,7 +24,7 @@ from eval.runs.folder import Folder
 from eval.runs.provenance import package_commit
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
-from eval.runs.settings import Parts, Run, RunSettings, named_parts, run_of
+from eval.runs.settings import Run, RunParts, RunSettings, named_parts, run_of
 from eval.runs.task_addresses import parse_task
 
 
@@ -130,7 +130,7 @@ def run_for(line: PublishedLine, model: Loaded, gsm8k: str, num_questions: int) 
     if gsm8k and task.startswith("gsm8k"):
         task += f"&path={gsm8k}"
     task += f"{'&' if '?' in task else '?'}limit={num_questions}"
-    parts = Parts(line.sampler, line.cache, line.verifier)
+    parts = RunParts(line.sampler, line.cache, line.verifier)
     run = run_of(model, parse_task(task), parts, line.options)
     return replace(run, batch_size=1, trace=False)
 

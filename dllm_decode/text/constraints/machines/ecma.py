@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
 from dllm_decode.text.constraints.machines.limits import once
-from dllm_decode.text.constraints.machines.networks import Network, Ranges
+from dllm_decode.text.constraints.machines.networks import CharacterRanges, Network
 
 Node: TypeAlias = tuple[Any, ...]
 """A part of an expression: ("edge", label), ("cat", parts), ("alt", parts), or ("repeat", part,
@@ -156,7 +156,7 @@ class _Parser:
             raise ExpressionError("a parenthesis without a partner, '('")
         return node
 
-    def _escape(self, *, is_in_class: bool) -> Ranges:
+    def _escape(self, *, is_in_class: bool) -> CharacterRanges:
         character = self._next()
         if character.lower() in _CLASSES:
             ranges = _CLASSES[character.lower()]
@@ -187,7 +187,7 @@ class _Parser:
             raise ExpressionError(f"an escape that no automaton has, '\\{character}'")
         return ord(character)
 
-    def _class(self) -> Ranges:
+    def _class(self) -> CharacterRanges:
         is_negative = self._took("^")
         parts: list[tuple[int, int]] = []
         while not self._took("]"):
@@ -206,18 +206,18 @@ class _Parser:
             parts.extend(ranges)
         return _others(tuple(parts)) if is_negative else _sorted(tuple(parts))
 
-    def _class_part(self) -> Ranges:
+    def _class_part(self) -> CharacterRanges:
         character = self._next()
         if character == "\\":
             return self._escape(is_in_class=True)
         return ((ord(character), ord(character)),)
 
 
-def _is_one(ranges: Ranges) -> bool:
+def _is_one(ranges: CharacterRanges) -> bool:
     return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
 
 
-def _sorted(ranges: Ranges) -> Ranges:
+def _sorted(ranges: CharacterRanges) -> CharacterRanges:
     """Returns a set of characters as ranges that are apart."""
     parts: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
@@ -228,7 +228,7 @@ def _sorted(ranges: Ranges) -> Ranges:
     return tuple(parts)
 
 
-def _others(ranges: Ranges) -> Ranges:
+def _others(ranges: CharacterRanges) -> CharacterRanges:
     """Returns the characters that are not in a set."""
     parts, begin = [], 0
     for low, high in _sorted(ranges):
