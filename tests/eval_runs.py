@@ -20,7 +20,7 @@ from dllm_decode import DecodeConfig, ForwardInputs, decode
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from dllm_decode.settings.ranks import ProcessRank
-from eval.metrics.costs import COSTS, CostMeasure, Row
+from eval.metrics.costs import COSTS, CostMeasure, SummaryRow
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
 from eval.runs.prompts import encode_prompt
@@ -36,7 +36,7 @@ from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, Samp
 TOKENIZER = build_tokenizer()
 
 
-def table(rows: Sequence[Row], cost: CostMeasure = COSTS["forwards"]) -> str:
+def table(rows: Sequence[SummaryRow], cost: CostMeasure = COSTS["forwards"]) -> str:
     """Returns the table of settings as a file shows it, in Markdown."""
     file = StringIO()
     show_settings(Console(file=file), rows, cost)

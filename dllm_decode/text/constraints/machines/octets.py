@@ -28,7 +28,7 @@ _FORMS = (
 )  # fmt: skip
 
 # Automata over characters with so few states are kept between constraints.
-_SMALL = 8
+_MAX_KEPT_STATES = 8
 
 
 class Octets:
@@ -244,7 +244,7 @@ def in_order(*parts: Octets) -> Octets:
 
 def written(language: Language, *, is_quoted: bool) -> Octets:
     """Returns the bytes of texts; if quoted, the characters of a JSON string between its quotes."""
-    write = _write_small if len(language) <= _SMALL else _write
+    write = _write_small if len(language) <= _MAX_KEPT_STATES else _write
     return write(language, is_quoted)
 
 

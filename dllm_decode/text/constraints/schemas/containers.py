@@ -10,7 +10,7 @@ from dllm_decode.text.constraints.machines.octets import Builder, Octets, overla
 Key: TypeAlias = tuple[int, int]
 """Two numbers of the parts so far; (0, 0) if there are none."""
 
-Bounds: TypeAlias = tuple[int, int | None]
+CountBounds: TypeAlias = tuple[int, int | None]
 """The fewest and the most parts; `None` for no bound."""
 
 
@@ -53,7 +53,7 @@ class _Container:
 
 
 def write_array(
-    items: Sequence[Sequence[Octets]], bounds: Bounds, counted: Bounds, space: Octets
+    items: Sequence[Sequence[Octets]], bounds: CountBounds, counted: CountBounds, space: Octets
 ) -> Octets:
     """Returns the automaton of arrays.
 
@@ -88,7 +88,7 @@ def write_array(
 def write_object(
     members: Sequence[tuple[str, Octets, bool]],
     others: Sequence[tuple[Octets, Octets]],
-    bounds: Bounds,
+    bounds: CountBounds,
     space: Octets,
 ) -> Octets:
     """Returns the automaton of objects.
