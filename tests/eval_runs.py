@@ -5,9 +5,10 @@ python tests/eval_runs.py FOLDER
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,18 @@ def write_model(folder: Path, scale: float = 20.0) -> Path:
     save_model(model, folder)
     TOKENIZER.save_pretrained(folder)
     return folder
+
+
+def interrupted(work: Callable[..., Any], *, at: int) -> Callable[..., Any]:
+    """Returns a function that does the work, but raises KeyboardInterrupt at one of its calls."""
+    calls = count(1)
+
+    def stopped(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return work(*arguments, **named)
+
+    return stopped
 
 
 class TokenIds:
