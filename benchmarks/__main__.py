@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import gpu, real
 from benchmarks.contenders import CONTENDERS, REFERENCE, call_in_own_process, measure
-from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.frame import TableRow, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
     options = make_parser("benchmarks", __doc__ or "", OPTIONS).parse_args(words)
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     options.checkouts = find_checkouts(options.peer)
-    record: Row = {
+    record: TableRow = {
         **origin(" ".join(["python -m benchmarks", *words]), setting.device, setting.num_threads),
         "setting": asdict(setting),
     }
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
         print(table_of(rows), flush=True)
 
 
-def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[Row]]:
+def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[TableRow]]:
     """Yields the rows of a part that are known so far."""
     if part == "table":
         yield from table_rows(setting, [REFERENCE, *options.contenders])
@@ -69,9 +69,9 @@ def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[Row]]:
         )
 
 
-def table_rows(setting: Setting, names: Sequence[str]) -> Iterator[list[Row]]:
+def table_rows(setting: Setting, names: Sequence[str]) -> Iterator[list[TableRow]]:
     """Yields the rows of the table that are known so far, compared with the first one."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     first = None
     for name in names:
         row = call_in_own_process(measure, setting, name)

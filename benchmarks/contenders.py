@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.frame import Row
+from benchmarks.frame import TableRow
 from benchmarks.peer_process import peak_mb
 from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting, decode_setting, parse_pair
@@ -51,7 +51,7 @@ def call_in_own_process(work: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply(work, arguments)
 
 
-def measure(setting: Setting, name: str) -> Row:
+def measure(setting: Setting, name: str) -> TableRow:
     """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier.
 
     The row's `tokens` are the answers.

@@ -11,7 +11,7 @@ import torch
 from eval.metrics.statistics import Estimate
 from eval.runs.provenance import device_name, now
 
-Row: TypeAlias = dict[str, Any]
+TableRow: TypeAlias = dict[str, Any]
 """By the name of its column each value of a table's row."""
 
 Known: TypeAlias = Mapping[str, tuple[Any, str]]
@@ -44,7 +44,7 @@ def make_parser(name: str, about: str, known: Known) -> argparse.ArgumentParser:
     return parser
 
 
-def table_of(rows: Sequence[Row]) -> str:
+def table_of(rows: Sequence[TableRow]) -> str:
     """Lays out rows in Markdown; a cell that a row lacks is a dash."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
@@ -64,7 +64,7 @@ def cell(value: Any) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def origin(command: str, device: str, num_threads: int | None = None) -> Row:
+def origin(command: str, device: str, num_threads: int | None = None) -> TableRow:
     """Returns the date, the command, the processor and the version of torch."""
     return {
         "date": now(),

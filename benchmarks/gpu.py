@@ -19,13 +19,13 @@ from typing import TypeAlias
 import torch
 
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
-from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.frame import TableRow, make_parser, origin, table_of
 from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.settings.files import write_json
 
-Rows: TypeAlias = list[Row]
+Rows: TypeAlias = list[TableRow]
 LIMIT_S = 480
 DAY_S = 840
 """Seconds of a part, and of all parts."""
@@ -67,7 +67,7 @@ def eight_rows(setting: Setting) -> Rows:
     return one_row(replace(setting, batch_size=8))
 
 
-PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
+PARTS: Mapping[str, Callable[[Setting], Iterable[TableRow]]] = {
     "graphs": graph_rows, "tests": tests, "weights": weight_rows, "one-row": one_row,
     "compiled": compiled_rows, "eight-rows": eight_rows, "step": step,
 }  # fmt: skip

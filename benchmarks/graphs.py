@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.frame import Row, least_seconds, wait_for
+from benchmarks.frame import TableRow, least_seconds, wait_for
 from benchmarks.setting import Setting, decode_setting, parse_pair
 from dllm_decode import DecodeOutput, decode_many
 from dllm_decode.core.model import ForwardInputs
@@ -28,11 +28,11 @@ EAGER, GRAPHS, FUSED, COMPILED = "eager", "graphs", "graphs, fused", "compiled"
 """Ways to run forwards; `FUSED`: rotation and SwiGLU of a graph are compiled."""
 
 
-def graph_rows(setting: Setting) -> Iterator[Row]:
+def graph_rows(setting: Setting) -> Iterator[TableRow]:
     """Compares recorded forwards with eager ones: tokens in float32, then times."""
     small = small_setting(setting)
     small_model = small.model()
-    works: list[partial[Row]] = [
+    works: list[partial[TableRow]] = [
         partial(decode_row, small_model, small, name, way)
         for name in NAMES
         for way in (GRAPHS, FUSED)
@@ -55,7 +55,7 @@ def graph_rows(setting: Setting) -> Iterator[Row]:
     return measure_each(works)
 
 
-def weight_rows(setting: Setting) -> Iterator[Row]:
+def weight_rows(setting: Setting) -> Iterator[TableRow]:
     """Compares recorded forwards with eager ones in float8, and with experts."""
     small, block = small_setting(setting), setting.block_length
     few_layers = setting
@@ -73,7 +73,7 @@ def weight_rows(setting: Setting) -> Iterator[Row]:
     return measure_each(works)
 
 
-def compiled_rows(setting: Setting) -> Iterator[Row]:
+def compiled_rows(setting: Setting) -> Iterator[TableRow]:
     """Compares compiled forwards with eager ones; each kind takes a minute or more to compile."""
     model, block = setting.model(), setting.block_length
     works = [
@@ -116,7 +116,7 @@ def with_experts(setting: Setting) -> MaskedTransformer:
     return model
 
 
-def measure_each(works: list[partial[Row]]) -> Iterator[Row]:
+def measure_each(works: list[partial[TableRow]]) -> Iterator[TableRow]:
     """Yields each figure as soon as it is measured; ends when `LIMIT_S` have passed."""
     begun_s = time.perf_counter()
     for work in works:
@@ -137,7 +137,7 @@ def use(model: MaskedTransformer, way: str) -> None:
         model._graphs.is_fused = way == FUSED and model.device.type == "cuda"
 
 
-def decode_row(model: MaskedTransformer, setting: Setting, name: str, way: str) -> Row:
+def decode_row(model: MaskedTransformer, setting: Setting, name: str, way: str) -> TableRow:
     """Compares the last of three decodes, eager and in another way."""
     cache, verifier = parse_pair(name)
 
@@ -158,14 +158,14 @@ def decode_row(model: MaskedTransformer, setting: Setting, name: str, way: str) 
     }  # fmt: skip
 
 
-def _calls_of(model: MaskedTransformer) -> Row:
+def _calls_of(model: MaskedTransformer) -> TableRow:
     if model._graphs is None:
         return {}
     calls: Counter[object] = Counter(model._graphs.calls)
     return {"kinds": len(calls) - (None in calls), "calls": calls.total(), "eager": calls[None]}
 
 
-def served_row(model: MaskedTransformer, setting: Setting, name: str) -> Row:
+def served_row(model: MaskedTransformer, setting: Setting, name: str) -> TableRow:
     """Compares rows that join and leave, with prompts of many lengths."""
     generator = torch.Generator().manual_seed(1)
     longest = 2 * setting.prompt_length
@@ -215,7 +215,7 @@ def forward_row(
     size: tuple[int, int],
     way: str,
     weights_ms: float | None = None,
-) -> Row:
+) -> TableRow:
     """Compares one forward of these rows and columns by the clock.
 
     `weights_ms` is a cell of the row, next to the times: what `reading_ms` returned.
@@ -254,7 +254,7 @@ def reading_ms(model: MaskedTransformer) -> float:
     return 1000 * copy_s * read / (2 * source.nbytes)
 
 
-def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> Row:
+def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> TableRow:
     """Counts the kernels of a replay of one block, and adds up their times."""
     use(model, way)
     inputs, num_replays = block_inputs(model, setting, 1, setting.block_length), 8

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.contenders import call_in_own_process
-from benchmarks.frame import Row, median_of
+from benchmarks.frame import TableRow, median_of
 from benchmarks.setting import Setting
 from dllm_decode.models import save_model
 
@@ -56,7 +56,7 @@ def find_checkouts(texts: Sequence[str]) -> dict[str, Path]:
 
 def compare_with_peers(
     setting: Setting, checkouts: Mapping[str, Path], python: str, rounds: int
-) -> Iterator[list[Row]]:
+) -> Iterator[list[TableRow]]:
     """Yields the rows after each round: every mode of each peer, then ours of the same rule."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,7 +72,7 @@ def compare_with_peers(
             for modes in PEERS[peer].items()
             for contender, mode, place in zip((peer, OURS), modes, (checkout, _ROOT), strict=True)
         ]
-        runs: list[list[Row]] = [[] for _ in jobs]
+        runs: list[list[TableRow]] = [[] for _ in jobs]
         for _ in range(rounds):
             for job, job_runs in zip(jobs, runs, strict=True):
                 interpreter = sys.executable if job["contender"] == OURS else python
@@ -86,7 +86,7 @@ def _export(setting: Setting, folder: Path) -> int:
     return model.mask_id
 
 
-def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
+def _run(job: Mapping[str, Any], python: str, folder: Path) -> TableRow:
     """Runs a contender once; `load` is the machine's load in the minute before the run."""
     load = os.getloadavg()[0]
     script, spec, result = Path(__file__).with_name("peer_process.py"), "job.json", "result.json"
@@ -102,7 +102,7 @@ def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
     return {**json.loads((folder / result).read_text()), "load": load}
 
 
-def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> Row:
+def _row(job: Mapping[str, Any], runs: Sequence[TableRow], theirs: Sequence[TableRow]) -> TableRow:
     # The CPU's time says nothing about work on a GPU.
     timed = "wall_s" if torch.device(job["device"]).type == "cuda" else "cpu_s"
     ours, official = ([run[timed] for run in side] for side in (runs, theirs))
@@ -122,7 +122,7 @@ def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> 
     }
 
 
-def _difference(runs: Sequence[Row], theirs: Sequence[Row]) -> str:
+def _difference(runs: Sequence[TableRow], theirs: Sequence[TableRow]) -> str:
     """Counts the tokens of all rounds that are not equal."""
     ours, official = (
         [token for run in side for row in run["tokens"] for token in row] for side in (runs, theirs)

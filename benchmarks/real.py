@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 from rich.console import Console
 
-from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.frame import TableRow, make_parser, origin, table_of
 from dllm_decode.core.files import write_text
 from dllm_decode.settings.models import Loaded, load
 from eval.metrics.statistics import Estimate
@@ -24,7 +24,7 @@ from eval.runs.folder import Folder
 from eval.runs.provenance import package_commit
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
-from eval.runs.settings import Parts, Run, RunSettings, named_parts, run_of
+from eval.runs.settings import Run, RunParts, RunSettings, named_parts, run_of
 from eval.runs.task_addresses import parse_task
 
 
@@ -130,12 +130,12 @@ def run_for(line: PublishedLine, model: Loaded, gsm8k: str, num_questions: int) 
     if gsm8k and task.startswith("gsm8k"):
         task += f"&path={gsm8k}"
     task += f"{'&' if '?' in task else '?'}limit={num_questions}"
-    parts = Parts(line.sampler, line.cache, line.verifier)
+    parts = RunParts(line.sampler, line.cache, line.verifier)
     run = run_of(model, parse_task(task), parts, line.options)
     return replace(run, batch_size=1, trace=False)
 
 
-def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> list[Row]:
+def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> list[TableRow]:
     """Decodes the answers that a folder lacks, and returns the table."""
     settings: list[RunSettings] = []
     folder = execute(
@@ -155,9 +155,9 @@ def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> 
 def row_of(
     line: PublishedLine,
     settings: RunSettings,
-    row: Row,
+    row: TableRow,
     texts: Mapping[str, Mapping[str, str | None]],
-) -> Row:
+) -> TableRow:
     """Returns a row of the table; `texts` has the answers of each line by example."""
     accuracy, speed = row["accuracy"], row.get("speed", {})
     written = named_parts(settings.sampler and line.sampler, line.cache, line.verifier)

@@ -16,7 +16,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.contenders import warm_up
-from benchmarks.frame import Row
+from benchmarks.frame import TableRow
 from benchmarks.setting import Setting, decode_setting
 from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.core.observers import StepEvent
@@ -27,7 +27,7 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
 MODEL, SAMPLER = "dllm_decode: model", "dllm_decode: sampler"
 
 
-class Steps:
+class StepProfiler:
     """An observer that profiles the steps after the first one."""
 
     def __init__(self, is_cuda: bool) -> None:
@@ -43,11 +43,11 @@ class Steps:
             self.profile.stop()
 
 
-def step_rows(setting: Setting) -> list[Row]:
+def step_rows(setting: Setting) -> list[TableRow]:
     """Returns the milliseconds of a step, by cache and part."""
     torch.set_num_threads(setting.num_threads)
     model, setting = setting.model(), replace(setting, gen_length=setting.block_length)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for cache in (NoCache(), DualCache()):
         ms_by_part = profile_step(model, setting, cache)
         rows += [
@@ -66,21 +66,21 @@ def profile_step(model: MaskedTransformer, setting: Setting, cache: CachePolicy)
     """Returns the milliseconds of a step by part, the largest first; on CUDA those of the GPU."""
     parts: Counter[str] = Counter()
     is_cuda = model.device.type == "cuda"
-    with named_parts(model):
+    with mark_parts(model):
         warm_up(model, setting, lambda m, s: decode_setting(m, s, cache=cache))
-        steps = Steps(is_cuda)
-        decode_setting(model, setting, cache=cache, observers=[steps])
-    for event in steps.profile.events() or ():
+        profiler = StepProfiler(is_cuda)
+        decode_setting(model, setting, cache=cache, observers=[profiler])
+    for event in profiler.profile.events() or ():
         if event.device_type == DeviceType.CPU:
             spent = event.self_device_time_total if is_cuda else event.self_cpu_time_total
-            parts[part_of(event, setting.sizes.vocab_size)] += spent
+            parts[step_part_of(event, setting.sizes.vocab_size)] += spent
     return Counter(
-        {part: us / 1000 / steps.count for part, us in parts.most_common() if part != "profiler"}
+        {part: us / 1000 / profiler.count for part, us in parts.most_common() if part != "profiler"}
     )
 
 
 @contextmanager
-def named_parts(model: MaskedTransformer) -> Iterator[None]:
+def mark_parts(model: MaskedTransformer) -> Iterator[None]:
     """While open, marks the work of the model and of the sampler for the profiler."""
     with (
         patch.object(model, "predict", record_function(MODEL)(model.predict)),
@@ -89,7 +89,7 @@ def named_parts(model: MaskedTransformer) -> Iterator[None]:
         yield
 
 
-def part_of(event: FunctionEvent, vocab_size: int) -> str:
+def step_part_of(event: FunctionEvent, vocab_size: int) -> str:
     """Returns the part of a step that an operation belongs to."""
     if event.name.startswith("ProfilerStep") or event.name.startswith("cuda"):
         return "profiler"

@@ -5,9 +5,10 @@ python tests/eval_runs.py FOLDER
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dllm_decode import DecodeConfig, ForwardInputs, decode
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from dllm_decode.settings.ranks import ProcessRank
-from eval.metrics.costs import COSTS, CostMeasure, Row
+from eval.metrics.costs import COSTS, CostMeasure, SummaryRow
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
 from eval.runs.prompts import encode_prompt
@@ -36,7 +37,7 @@ from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, Samp
 TOKENIZER = build_tokenizer()
 
 
-def table(rows: Sequence[Row], cost: CostMeasure = COSTS["forwards"]) -> str:
+def table(rows: Sequence[SummaryRow], cost: CostMeasure = COSTS["forwards"]) -> str:
     """Returns the table of settings as a file shows it, in Markdown."""
     file = StringIO()
     show_settings(Console(file=file), rows, cost)
@@ -105,6 +106,18 @@ def write_model(folder: Path, scale: float = 20.0) -> Path:
     save_model(model, folder)
     TOKENIZER.save_pretrained(folder)
     return folder
+
+
+def interrupted(work: Callable[..., Any], *, at: int) -> Callable[..., Any]:
+    """Returns a function that does the work, but raises KeyboardInterrupt at one of its calls."""
+    calls = count(1)
+
+    def stopped(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return work(*arguments, **named)
+
+    return stopped
 
 
 class TokenIds:

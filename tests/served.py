@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -52,6 +53,30 @@ def byte_level(pieces: Sequence[str], merges: Sequence[tuple[str, str]] = ()) ->
     tokenizer = Tokenizer(BPE({piece: n for n, piece in enumerate(pieces)}, list(merges)))
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(False), ByteLevelDecoder()
     return tokenizer
+
+
+def read_both(
+    client: Any, *, extra_body: Mapping[str, Any] = MappingProxyType({}), **asked: Any
+) -> list[Any]:
+    """Returns the choices that OpenAI's client joins from a stream: those of the whole answer."""
+    completions = client.chat.completions
+    own = {name: value for name, value in extra_body.items() if name != "stream_mode"}
+    whole = completions.create(**asked, extra_body=own).choices
+    with completions.stream(**asked, extra_body=extra_body) as stream:
+        joined: list[Any] = stream.get_final_completion().choices
+    for choice, expected in zip(joined, whole, strict=True):
+        message, same = choice.message, expected.message
+        assert choice.finish_reason == expected.finish_reason
+        assert message.role == same.role == "assistant"
+        for name in ("content", "reasoning_content"):
+            assert getattr(message, name, None) == getattr(same, name, None)
+        functions, same_functions = (
+            [(call.function.name, call.function.arguments) for call in answer.tool_calls or []]
+            for answer in (message, same)
+        )
+        assert functions == same_functions
+        assert len({call.id for call in message.tool_calls or []}) == len(functions)
+    return joined
 
 
 def at_once(work: Any, *arguments: Any) -> None:

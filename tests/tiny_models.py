@@ -69,6 +69,25 @@ def config_of(key: str) -> dict[str, Any]:
     return json.loads((MODELS / key / "config.json").read_text())
 
 
+@cache
+def recorded_model(
+    family: str, block_length: int, eos_id: int | None = None, *, dtype: torch.dtype = torch.float32
+) -> MaskedTransformer:
+    """Loads the tiny checkpoint of a family with the block length and the EOS of a recorded run."""
+    model = load_tiny(family, dtype=dtype, **MASK)
+    if eos_id is not None:
+        model.eos_ids = (eos_id,)
+    if model.causal_block_length:
+        model.causal_block_length = block_length
+    return model
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    """Changes keys of a model's configuration."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 def shape_of(key: str) -> NetworkConfig:
     """Reads the sizes and switches of the tiny checkpoint of a family."""
     options = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}

@@ -24,7 +24,7 @@ from samplers.logits.float64 import widest
 from samplers.logits.statistics import widen
 from samplers.logits.truncation import Truncation
 
-Law: TypeAlias = Literal["model", "drawn"]
+LogprobSource: TypeAlias = Literal["model", "drawn"]
 """The model's law at temperature 1, or the law that tokens were drawn from, see `Commits`."""
 
 
@@ -59,7 +59,7 @@ def score(
     model: MaskPredictor,
     rollouts: Sequence[Rollout],
     *,
-    law: Law = "model",
+    law: LogprobSource = "model",
     steps: Steps = "all",
     shrink: int = 1,
     rows_per_forward: int | None = None,
@@ -137,7 +137,7 @@ def _require(model: MaskedTransformer, rollouts: object, law: object) -> None:
     """Raises ValueError unless rollouts can be scored by a model."""
     if not isinstance(rollouts, list | tuple) or not rollouts:
         raise ValueError(f"rollouts must be a list of at least one Rollout, got {shown(rollouts)}.")
-    if law not in get_args(Law):
+    if law not in get_args(LogprobSource):
         raise ValueError(f'law must be "model" or "drawn", got {shown(law)}.')
     if torch.is_grad_enabled() and not any(part.requires_grad for part in model.parameters()):
         raise ValueError(
@@ -177,7 +177,7 @@ def _run_forwards(
     model: MaskedTransformer,
     rollouts: Sequence[Rollout],
     chosen: Sequence[Canvases],
-    law: Law,
+    law: LogprobSource,
     rows_per_forward: int | None,
 ) -> tuple[list[Float[Tensor, " _"]], int]:
     """Runs the forwards; returns each rollout's log-probabilities, and the columns computed."""
@@ -213,7 +213,7 @@ def _batches(rows: Sequence[ScoredRow], rows_per_forward: int | None) -> Iterato
 
 
 def _log_probabilities(
-    model: MaskedTransformer, batch: Sequence[ScoredRow], law: Law
+    model: MaskedTransformer, batch: Sequence[ScoredRow], law: LogprobSource
 ) -> Float[Tensor, " N"]:
     """Runs one forward (with guidance two), and returns the scored tokens' log-probabilities."""
     config, device = batch[0].config, model.device
@@ -263,7 +263,7 @@ def _padded(
     return padded.to(device, widest(device)) if padded.dtype == torch.float64 else padded.to(device)
 
 
-def _recorded_logprobs(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:
+def _recorded_logprobs(commits: Sequence[Write], law: LogprobSource) -> Float[Tensor, " N"]:
     """Returns the recorded log-probabilities of commits; -inf where the law excluded a token."""
     values = [write.logprob if law == "drawn" else write.model_logprob for write in commits]
     return torch.tensor(

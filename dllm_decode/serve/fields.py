@@ -37,20 +37,21 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 
-_PENALTY = (
+_NO_PENALTY = (
     "A penalty counts the tokens before a position, which may still be open when its token is "
     "drawn."
 )
-_LAW = "Use 'top_p' or 'top_k' to limit which tokens may be drawn."
-_FORM = (
+_TRUNCATION_HINT = "Use 'top_p' or 'top_k' to limit which tokens may be drawn."
+_STRUCTURE_HINT = (
     "Use 'structured_outputs', such as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."
 )
-_KEPT = "This server keeps no answers; send the earlier messages, calls and results again."
+_NOTHING_KEPT = "This server keeps no answers; send the earlier messages, calls and results again."
 _REASONS = {
-    "previous_response_id": _KEPT, "conversation": _KEPT, "store": _KEPT,
-    "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "repetition_penalty": _PENALTY,
-    "min_p": _LAW, "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM,
-    "guided_grammar": _FORM,
+    "previous_response_id": _NOTHING_KEPT, "conversation": _NOTHING_KEPT, "store": _NOTHING_KEPT,
+    "frequency_penalty": _NO_PENALTY, "presence_penalty": _NO_PENALTY,
+    "repetition_penalty": _NO_PENALTY, "min_p": _TRUNCATION_HINT,
+    "guided_json": _STRUCTURE_HINT, "guided_regex": _STRUCTURE_HINT,
+    "guided_choice": _STRUCTURE_HINT, "guided_grammar": _STRUCTURE_HINT,
 }  # fmt: skip
 """Why a field of another server is not supported, or the field to use."""
 

@@ -6,7 +6,7 @@ from samplers.checks import shown
 
 _BLANK = re.compile(r" ?\[MASK(?::(\d+))?\]")
 _CHOICE = re.compile(r"( ?)\[([^\[\]|]*(?:\|[^\[\]|]*)+)\]")
-_MOST = 2**20
+_MAX_BLANK_LENGTH = 2**20
 
 
 def split_blanks(text: str) -> tuple[list[str], list[int]]:
@@ -26,10 +26,11 @@ def split_blanks(text: str) -> tuple[list[str], list[int]]:
 
 def _length_of(digits: str | None) -> int:
     # Python reads no integer of more than 4,300 digits.
-    length = 1 if digits is None else int(digits) if len(digits) <= 100 else _MOST + 1
-    if not 1 <= length <= _MOST:
+    length = 1 if digits is None else int(digits) if len(digits) <= 100 else _MAX_BLANK_LENGTH + 1
+    if not 1 <= length <= _MAX_BLANK_LENGTH:
         raise ValueError(
-            f"A blank must have between 1 and {_MOST} tokens, got {shown(f'[MASK:{digits}]')}."
+            f"A blank must have between 1 and {_MAX_BLANK_LENGTH} tokens, "
+            f"got {shown(f'[MASK:{digits}]')}."
         )
     return length
 

@@ -19,7 +19,7 @@ from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
 from eval.runs.runner import PlannedRun, open_part, plan_runs
-from eval.runs.settings import Parts, RunSettings, run_of
+from eval.runs.settings import RunParts, RunSettings, run_of
 from eval.runs.sweep import warn_of_runs
 from eval.runs.task_addresses import Selection, parse_task
 
@@ -82,7 +82,7 @@ def _selection(options: argparse.Namespace, guarantee: Guarantee) -> Selection:
     return selection
 
 
-def _rungs(options: argparse.Namespace) -> list[Parts]:
+def _rungs(options: argparse.Namespace) -> list[RunParts]:
     """Returns the reference and the ladder."""
     if bool(options.settings) == bool(options.ladder):
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
@@ -96,7 +96,7 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
 
 
 def _planned_runs(
-    options: argparse.Namespace, rungs: Sequence[Parts], selection: Selection
+    options: argparse.Namespace, rungs: Sequence[RunParts], selection: Selection
 ) -> list[PlannedRun]:
     sources = dict.fromkeys(rung.model or options.model for rung in rungs)
     loaded = {source: open_model(source, options, options.revision) for source in sources}

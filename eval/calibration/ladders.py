@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dllm_decode.settings.plugins import KINDS, TITLES, canonical_plugin
-from eval.runs.settings import Parts
+from eval.runs.settings import RunParts
 from samplers.checks import shown
 
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -17,7 +17,7 @@ LADDERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Parts:
+def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> RunParts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Parts are in any order: a sampler, and optionally a cache, a verifier, a block schedule and a
@@ -34,7 +34,7 @@ def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Part
         parts[kind] = value
     if "sampler" not in parts:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Parts(**{**others, **parts})
+    return RunParts(**{**others, **parts})
 
 
 def _kind_of(part: str) -> tuple[str, str]:

@@ -9,12 +9,12 @@ from eval.runs.provenance import machine_of, now
 from eval.runs.records import Record, score_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import PlannedRun, RecordPart, Worker
-from eval.runs.settings import Parts
+from eval.runs.settings import RunParts
 
 
 def certified_card(
     planned_runs: Sequence[PlannedRun],
-    expressions: Sequence[Parts],
+    expressions: Sequence[RunParts],
     guarantee: Guarantee,
     part: RecordPart,
     reporter: Reporter,

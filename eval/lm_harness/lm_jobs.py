@@ -20,7 +20,7 @@ class LmJob(NamedTuple):
     repeat: int
 
 
-class Prompt(NamedTuple):
+class JobPrompt(NamedTuple):
     """A job's number, its token ids and the options of its answer."""
 
     number: int
@@ -48,13 +48,13 @@ def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
     return jobs, places
 
 
-def alike(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:
+def alike(prompts: Sequence[JobPrompt], batch_size: int) -> list[list[JobPrompt]]:
     """Makes batches of prompts that are decoded alike, long prompts first.
 
     A lack of memory then shows at once, and rows need little padding.
     """
 
-    def how(prompt: Prompt) -> tuple[int, float]:
+    def how(prompt: JobPrompt) -> tuple[int, float]:
         return prompt.generation.gen_length, prompt.generation.temperature
 
     ordered = sorted(prompts, key=lambda prompt: (how(prompt), -len(prompt.tokens)))

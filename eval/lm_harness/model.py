@@ -23,7 +23,7 @@ from dllm_decode.settings.files import digest
 from dllm_decode.text.prose import Prose
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, MonteCarlo
-from eval.lm_harness.lm_jobs import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
+from eval.lm_harness.lm_jobs import JobPrompt, LmJob, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.records import CostLedger, records_of, summary_of
 from eval.lm_harness.settings import LmSettings
 from eval.runs.prompts import require_template
@@ -34,7 +34,7 @@ from eval.tasks.base import Turn
 _PATIENCE = timedelta(days=7)
 
 Item = TypeVar("Item")
-Answer: TypeAlias = tuple[float, bool]
+LogLikelihood: TypeAlias = tuple[float, bool]
 """A log-likelihood, and whether greedy decoding gives the text."""
 
 
@@ -82,11 +82,11 @@ class DecodeLM(TemplateLM):
 
     def loglikelihood(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
-    ) -> list[Answer]:
+    ) -> list[LogLikelihood]:
         """Scores (context, continuation) pairs."""
         if isinstance(self.settings.estimator, MonteCarlo):
             warn_of_unknown(requests)
-        answers: list[Answer] = super().loglikelihood(requests, disable_tqdm)
+        answers: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm)
         return answers
 
     def loglikelihood_rolling(
@@ -104,11 +104,11 @@ class DecodeLM(TemplateLM):
         self,
         requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
         disable_tqdm: bool = False,
-    ) -> list[Answer]:
+    ) -> list[LogLikelihood]:
         lengths = [len(prompt) + len(answer) for _, prompt, answer in requests]
         order = sorted(range(len(requests)), key=lambda i: -lengths[i])
         batches = chunks(order, self.settings.batch_size)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, LogLikelihood] = {}
         for batch in self._progress(batches, "scoring", disable_tqdm):
             scores = self._likelihood.score([requests[i][1:] for i in batch])
             for i, scored in zip(batch, scores, strict=True):
@@ -116,14 +116,14 @@ class DecodeLM(TemplateLM):
                 self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
         return [answers[i] for i in range(len(requests))]
 
-    def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> Prompt:
+    def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> JobPrompt:
         length, temperature = self.settings.gen_length, self.settings.temperature
         generation = Generation.of(
             options, gen_length=length, block_length=self._block_length, temperature=temperature
         )
-        return Prompt(number, self.tok_encode(text) or [self.prefix_token_id], generation)
+        return JobPrompt(number, self.tok_encode(text) or [self.prefix_token_id], generation)
 
-    def _decode(self, batch: Sequence[Prompt], first: LmJob) -> DecodeOutput:
+    def _decode(self, batch: Sequence[JobPrompt], first: LmJob) -> DecodeOutput:
         settings, generation = self.settings, batch[0].generation
         request = first.request
         # Each batch has its own seed, in every process: no two rows share their noise.

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 from eval.metrics.metrics import tokens_per
 from eval.metrics.statistics import mean
 
-Key: TypeAlias = tuple[str, int, int, int]
+RequestKey: TypeAlias = tuple[str, int, int, int]
 """Task, document, request of the document and repeat of the request."""
 
-CostLedger: TypeAlias = dict[Key, dict[str, Any]]
+CostLedger: TypeAlias = dict[RequestKey, dict[str, Any]]
 """The cost of every answer, once each, even if the harness repeats a request."""
 
 _NAMES = ("task", "doc_id", "idx", "repeat")

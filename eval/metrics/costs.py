@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-Row: TypeAlias = dict[str, Any]
+SummaryRow: TypeAlias = dict[str, Any]
 """Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
 
 
@@ -34,7 +34,7 @@ COSTS: Mapping[str, CostMeasure] = {
 }  # fmt: skip
 
 
-def usual_cost(rows: Sequence[Row]) -> CostMeasure:
+def usual_cost(rows: Sequence[SummaryRow]) -> CostMeasure:
     """Returns the cost that rows are compared by if the user chooses none.
 
     This is columns, because a forward with a cache computes fewer columns; it is forwards if a
@@ -44,7 +44,7 @@ def usual_cost(rows: Sequence[Row]) -> CostMeasure:
     return COSTS["forwards" if has_target else "columns"]
 
 
-def speed_of(row: Row, cost: CostMeasure) -> Mapping[str, Any] | None:
+def speed_of(row: SummaryRow, cost: CostMeasure) -> Mapping[str, Any] | None:
     """Returns a row's tokens for a cost with their interval; None where the cost is unknown."""
     if "speed" not in row:
         return None
@@ -52,7 +52,7 @@ def speed_of(row: Row, cost: CostMeasure) -> Mapping[str, Any] | None:
     return estimate
 
 
-def speedup_of(row: Row, cost: CostMeasure) -> float | None:
+def speedup_of(row: SummaryRow, cost: CostMeasure) -> float | None:
     """Returns how many times less a row costs than its reference; None if the cost is unknown."""
     against = row.get("against_reference")
     if not against or speed_of(row, cost) is None:

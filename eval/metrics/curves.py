@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of
+from eval.metrics.costs import COSTS, CostMeasure, SummaryRow, speed_of
 from eval.metrics.metrics import TradeOff, aup, pareto_front, pb_score, speed_at_accuracy
 from eval.metrics.statistics import mean
 from eval.tasks.parallelbench import PARALLEL_BENCH
@@ -41,9 +41,9 @@ def group_of(settings: Mapping[str, Any]) -> RowGroup:
     return RowGroup(settings["model"], example_set_of(settings))
 
 
-def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
+def groups_of(rows: Iterable[SummaryRow]) -> dict[RowGroup, list[SummaryRow]]:
     """Returns the rows that are compared with each other, in the order of the rows."""
-    groups: dict[RowGroup, list[Row]] = {}
+    groups: dict[RowGroup, list[SummaryRow]] = {}
     for row in rows:
         groups.setdefault(group_of(row["settings"]), []).append(row)
     return groups
@@ -62,7 +62,7 @@ def titles_of(example_sets: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     return titles
 
 
-def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:
+def points_of(rows: Sequence[SummaryRow], cost: CostMeasure) -> dict[int, TradeOff]:
     """Returns the points of rows whose accuracy and cost are known, by the number of the row."""
     return {
         number: TradeOff(speed["value"], row["accuracy"]["value"])
@@ -79,7 +79,7 @@ def method_of(settings: Mapping[str, Any]) -> str:
     return " + ".join(part for part in parts if part not in usual)
 
 
-def mark_fronts(rows: Sequence[Row]) -> None:
+def mark_fronts(rows: Sequence[SummaryRow]) -> None:
     """Adds to `fronts` of each row the costs for which it is on the Pareto front of its group."""
     for group in groups_of(rows).values():
         for cost in COSTS.values():
@@ -89,7 +89,7 @@ def mark_fronts(rows: Sequence[Row]) -> None:
                 group[numbers[index]]["fronts"].append(cost.name)
 
 
-def methods(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def methods(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:
     """Scores each method's curve. AUP depends on the `best_accuracy` of all methods of a group."""
     method_rows = []
     for (model, example_set), group in groups_of(rows).items():
@@ -109,7 +109,7 @@ def methods(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return method_rows
 
 
-def parallel_bench(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def parallel_bench(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:
     """Scores the settings of each model over all tasks of ParallelBench that it was asked.
 
     The speed of a setting is `gen_length` divided by forwards (with those of a target), averaged

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeAlias
 
-Answer: TypeAlias = tuple[int, ...]
+Symbols: TypeAlias = tuple[int, ...]
 Partition: TypeAlias = Sequence[Sequence[int]]
 """Positions committed together, in the order of the steps."""
 
@@ -22,7 +22,7 @@ class Joint:
             whole numbers from 0.
     """
 
-    answers: Mapping[Answer, Fraction]
+    answers: Mapping[Symbols, Fraction]
 
     @staticmethod
     def uniform(answers: Iterable[Sequence[Hashable]]) -> "Joint":
@@ -73,7 +73,7 @@ def left_to_right(length: int, tokens_per_step: int) -> list[range]:
 
 
 def _marginals(
-    answers: Mapping[Answer, Fraction], positions: Iterable[int]
+    answers: Mapping[Symbols, Fraction], positions: Iterable[int]
 ) -> dict[int, dict[int, Fraction]]:
     """Returns the distribution of the symbol at each position; weights need not sum to 1."""
     total = sum(answers.values(), Fraction(0))
@@ -86,16 +86,16 @@ def _marginals(
 
 
 def _split(
-    answers: Mapping[Answer, Fraction], positions: Sequence[int]
-) -> dict[Answer, dict[Answer, Fraction]]:
+    answers: Mapping[Symbols, Fraction], positions: Sequence[int]
+) -> dict[Symbols, dict[Symbols, Fraction]]:
     """Groups answers by their symbols at the positions."""
-    groups: dict[Answer, dict[Answer, Fraction]] = defaultdict(dict)
+    groups: dict[Symbols, dict[Symbols, Fraction]] = defaultdict(dict)
     for answer, weight in answers.items():
         groups[tuple(answer[position] for position in positions)][answer] = weight
     return groups
 
 
-def _accuracy(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> Fraction:
+def _accuracy(answers: Mapping[Symbols, Fraction], partition: list[Sequence[int]]) -> Fraction:
     """Returns the probability that draws, step by step, end in one of the answers."""
     if not partition:
         return Fraction(1)
@@ -104,8 +104,8 @@ def _accuracy(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]
 
 
 def _draws(
-    answers: Mapping[Answer, Fraction], positions: Sequence[int]
-) -> Iterator[tuple[Fraction, dict[Answer, Fraction]]]:
+    answers: Mapping[Symbols, Fraction], positions: Sequence[int]
+) -> Iterator[tuple[Fraction, dict[Symbols, Fraction]]]:
     """Yields the probability of each draw that may end in an answer, and the answers it leaves."""
     marginals = _marginals(answers, positions)
     for symbols, group in _split(answers, positions).items():
@@ -113,7 +113,7 @@ def _draws(
         yield math.prod((marginals[at][symbol] for at, symbol in pairs), start=Fraction(1)), group
 
 
-def _lost(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> float:
+def _lost(answers: Mapping[Symbols, Fraction], partition: list[Sequence[int]]) -> float:
     if not partition:
         return 0.0
     total = sum(answers.values(), Fraction(0))

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.metrics.costs import CostMeasure, Row, speedup_of
+from eval.metrics.costs import CostMeasure, SummaryRow, speedup_of
 from eval.reports.names import names_of
 
 TOLERANCE = 0.02
 """Loss of accuracy, in [0, 1], that the advice accepts."""
 
 
-def advice(rows: Sequence[Row], cost: CostMeasure) -> str:
+def advice(rows: Sequence[SummaryRow], cost: CostMeasure) -> str:
     """Returns sentences that recommend one of the rows, whose first is the reference.
 
     A row is recommended if the 95 per cent interval of its paired difference from the reference

@@ -8,7 +8,7 @@ from functools import cache
 
 import samplers
 from dllm_decode import blocks, caches, verify
-from eval.metrics.costs import Row
+from eval.metrics.costs import SummaryRow
 from eval.runs.settings import named_parts
 
 PLUGINS = ("sampler", "cache", "verifier", "blocks")
@@ -18,7 +18,7 @@ PLUGINS = ("sampler", "cache", "verifier", "blocks")
 _HIDDEN = (*PLUGINS, "seed", "task", "task_version", "examples", "num_examples", "model")
 
 
-def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
+def names_of(rows: Sequence[SummaryRow], *, short: bool = True) -> list[str]:
     """Names the rows of a table by their sampler, if any, and by all other parts that differ.
 
     A `short` name leaves out arguments that have their default in all rows.
@@ -31,7 +31,7 @@ def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
     ]
 
 
-def _plugins(row: Row, rows: Sequence[Row]) -> list[str]:
+def _plugins(row: SummaryRow, rows: Sequence[SummaryRow]) -> list[str]:
     settings = row["settings"]
     # Without a sampler, the verifier writes the answer itself.
     parts = [settings["sampler"] or settings["verifier"], *named_parts(settings["blocks"])]
@@ -41,7 +41,7 @@ def _plugins(row: Row, rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def _options(row: Row, rows: Sequence[Row]) -> list[str]:
+def _options(row: SummaryRow, rows: Sequence[SummaryRow]) -> list[str]:
     parts = []
     for name, value in row["settings"].items():
         if name not in _HIDDEN and len({str(r["settings"][name]) for r in rows}) > 1:
@@ -51,7 +51,7 @@ def _options(row: Row, rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def seeds_of(row: Row) -> str:
+def seeds_of(row: SummaryRow) -> str:
     """Lists the seeds, followed by their number if there are several."""
     listed = ", ".join(str(seed) for seed in row["seeds"])
     return listed if len(row["seeds"]) == 1 else f"{listed} ({len(row['seeds'])} seeds)"

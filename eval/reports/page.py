@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of, usual_cost
+from eval.metrics.costs import COSTS, CostMeasure, SummaryRow, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.names import names_of
@@ -21,7 +21,7 @@ Link = Mapping[tuple[ExampleSet, str], str]
 class _Setting(NamedTuple):
     """A setting of the page: its numbers and its records."""
 
-    row: Row
+    row: SummaryRow
     pool: Pooled
 
 
@@ -63,7 +63,7 @@ def page_of(
     return fill("report", title=f"{name}{' (unfinished)' if notice else ''}", content=content)
 
 
-def unfinished_notice(rows: Iterable[Row]) -> str:
+def unfinished_notice(rows: Iterable[SummaryRow]) -> str:
     """Says that records are missing; empty if none are."""
     counts = [(row["num_missing"], row["num_records"]) for row in rows]
     missing, present = (sum(column) for column in zip(*counts, strict=True))
@@ -87,7 +87,7 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _numbers(row: Row) -> dict[str, Any]:
+def _numbers(row: SummaryRow) -> dict[str, Any]:
     """Returns the numbers of a setting as the page's template reads them; None if not measured."""
     against, speed, timing = (row.get(name) or {} for name in _PARTS)
     verified = row.get("verified") or {}

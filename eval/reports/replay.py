@@ -10,14 +10,14 @@ from eval.reports.templates import fill
 from eval.runs.records import Record, TokenDistribution, trace_of
 from eval.runs.settings import RunSettings
 
-Example = Sequence[tuple[RunSettings, Record]]
+ExampleRecords = Sequence[tuple[RunSettings, Record]]
 """The records of one example, at least one, each with the settings that it was decoded under."""
 
 # From violet to yellow in the 256 colours that terminals share.
 _COLOURS = (54, 61, 67, 73, 79, 114, 149, 184, 220)
 
 
-def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
+def replay_page(example: ExampleRecords, *, report: str = "", notice: str = "") -> str:
     """Returns the page of one example under several settings, which replay side by side.
 
     Tokens are tinted by the step that committed them, early ones dark. The page needs no network.
@@ -47,7 +47,7 @@ def picture_of(record: Record) -> Text:
     return text
 
 
-def panels_of(example: Example) -> list[dict[str, Any]]:
+def panels_of(example: ExampleRecords) -> list[dict[str, Any]]:
     """Returns the panel of each setting in a replay, with texts instead of token ids.
 
     Raises ValueError if a record has no trace.
@@ -56,7 +56,7 @@ def panels_of(example: Example) -> list[dict[str, Any]]:
     return [_panel(settings, record, parts) for (settings, record), parts in named]
 
 
-def setting_names_of(example: Example) -> list[list[str]]:
+def setting_names_of(example: ExampleRecords) -> list[list[str]]:
     """Returns the parts that name each setting; also the model and options that differ."""
     written = [settings.written() for settings, _ in example]
     differing = [

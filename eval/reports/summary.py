@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.metrics.costs import Row
+from eval.metrics.costs import SummaryRow
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import order_correlation, tokens_per
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval, standard_error
@@ -60,9 +60,9 @@ def summarise(folder: Folder) -> FolderSummary:
     })  # fmt: skip
 
 
-def _row(pool: Pooled) -> Row:
+def _row(pool: Pooled) -> SummaryRow:
     finished, failed = pool.finished, pool.failed
-    row: Row = {
+    row: SummaryRow = {
         "settings": pool.settings.written(),
         "seeds": list(pool.seeds),
         "num_records": len(pool.records),

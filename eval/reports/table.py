@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from eval.grid import markdown_of, show_grid
-from eval.metrics.costs import CostMeasure, Row
+from eval.metrics.costs import CostMeasure, SummaryRow
 from eval.metrics.curves import RowGroup, group_of
 from eval.reports.names import names_of
 
@@ -19,7 +19,7 @@ _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/t
 _NARROW = (1, 2, 4, 5, 6, 7)
 
 
-def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
+def show_settings(console: Console, rows: Sequence[SummaryRow], cost: CostMeasure) -> None:
     """Shows settings, the reference first; on a terminal only columns that fit.
 
     A setting is bold if no other is better in accuracy and in the tokens for a cost. Columns about
@@ -34,7 +34,7 @@ def legend(cost: CostMeasure) -> str:
     return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 
 
-def _grid_of(rows: Sequence[Row]) -> list[list[str]]:
+def _grid_of(rows: Sequence[SummaryRow]) -> list[list[str]]:
     """Returns the cells of the table, its head first."""
     is_verified = any("verified" in row for row in rows)
     grid = [[*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]]
@@ -44,7 +44,7 @@ def _grid_of(rows: Sequence[Row]) -> list[list[str]]:
     return grid
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SummaryRow) -> list[str]:
     speed, against = row.get("speed"), row.get("against_reference", {})
     test = against.get("mcnemar")
     cells = [
@@ -66,7 +66,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _verified_cells(row: Row) -> list[str]:
+def _verified_cells(row: SummaryRow) -> list[str]:
     verified = row.get("verified")
     if verified is None:
         return ["-"] * len(_VERIFIED_HEAD)
@@ -79,7 +79,7 @@ def _verified_cells(row: Row) -> list[str]:
     ]
 
 
-def accepted_lengths(rows: Sequence[Row]) -> str:
+def accepted_lengths(rows: Sequence[SummaryRow]) -> str:
     """Tabulates the number of forwards by committed tokens, for each verified setting."""
     grid = [["setting", "tokens of a forward: number of such forwards"]]
     for name, row in zip(names_of(rows), rows, strict=True):
@@ -89,7 +89,7 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
     return f"Accepted lengths.\n\n{markdown_of(grid)}" if len(grid) > 1 else ""
 
 
-def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+def origin(rows: Sequence[SummaryRow], summary: Mapping[str, Any]) -> str:
     """Says how the numbers were measured: model, precision, device, dates, versions and options."""
     settings = [row["settings"] for row in rows]
 
@@ -122,7 +122,7 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     return f"From {', '.join(part for part in parts if part)}."
 
 
-def further_tables(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+def further_tables(rows: Sequence[SummaryRow], summary: Mapping[str, Any]) -> list[str]:
     """Returns tables in Markdown of other scores, accepted lengths, curves and PB scores.
 
     Only those that a group of rows has.
@@ -147,7 +147,7 @@ def curves(summary: Mapping[str, Any], group: RowGroup) -> str:
     return f"Accuracy under parallelism (AUP), and speed by accuracy.\n\n{markdown_of(grid)}"
 
 
-def other_scores(rows: Sequence[Row]) -> str:
+def other_scores(rows: Sequence[SummaryRow]) -> str:
     """Returns a table of the means of the scores other than the primary one.
 
     A score that is defined for no example of any row is left out. Empty if no score is left.

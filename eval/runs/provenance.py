@@ -27,7 +27,7 @@ PACKAGE = "dllm-decode"
 CODE_NOTE = "own_code.json"
 FILES_NOTE = "own_files.json"
 
-_OTHERS = ("numpy", "tokenizers", "transformers", "triton")
+_RECORDED_PACKAGES = ("numpy", "tokenizers", "transformers", "triton")
 
 
 @lru_cache(maxsize=1)
@@ -69,7 +69,9 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "versions": {
-            name: installed for name in _OTHERS if (installed := _installed_version(name))
+            name: installed
+            for name in _RECORDED_PACKAGES
+            if (installed := _installed_version(name))
         },
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),

@@ -13,14 +13,14 @@ from dllm_decode.core.files import append_text
 from dllm_decode.settings.files import parse_json, whole_lines
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
-Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Real: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
-Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
+StoredInteger: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StoredCount: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+StoredPositive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+StoredNumber: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
+StoredShare: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+StoredSeconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
 
-TokenDistribution: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
+TokenDistribution: TypeAlias = tuple[StoredNumber, list[tuple[StoredInteger, StoredNumber]]]
 """Entropy in nats, then tokens with their probabilities, the most likely first."""
 
 _REMEDY = "move the line elsewhere to decode its example anew"
@@ -38,28 +38,30 @@ class RecordedTrace(TypedDict):
             likely ones, and the number of steps; missing in old records.
     """
 
-    steps: list[Whole]
-    confidences: list[Real | None]
-    lead: Whole
-    revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
+    steps: list[StoredInteger]
+    confidences: list[StoredNumber | None]
+    lead: StoredInteger
+    revisions: list[
+        tuple[StoredInteger, StoredInteger, StoredInteger, StoredNumber | None, StoredInteger]
+    ]
     runners_up: list[TokenDistribution | None]
-    decided: NotRequired[tuple[Count, Count]]
+    decided: NotRequired[tuple[StoredCount, StoredCount]]
 
 
 class AnswerCost(TypedDict, total=False):
     """The cost of one answer, and the batch that it was part of; lengths are in tokens."""
 
-    prompt_length: Count
-    length: Positive
-    nfe: Count
-    query_positions: Count
-    target_nfe: Count
-    drafted: Count
-    accepted: Count
-    batch_length: Positive
-    batch_forwards: Count
-    batch_target_forwards: Count
-    batch_s: Seconds
+    prompt_length: StoredCount
+    length: StoredPositive
+    nfe: StoredCount
+    query_positions: StoredCount
+    target_nfe: StoredCount
+    drafted: StoredCount
+    accepted: StoredCount
+    batch_length: StoredPositive
+    batch_forwards: StoredCount
+    batch_target_forwards: StoredCount
+    batch_s: StoredSeconds
 
 
 class ScoredExample(AnswerCost, total=False):
@@ -70,10 +72,10 @@ class ScoredExample(AnswerCost, total=False):
 
     error: Required[str | None]
     text: str
-    scores: dict[str, Share | None]
-    committed: Count
-    gains: list[Whole]
-    tokens: list[Whole]
+    scores: dict[str, StoredShare | None]
+    committed: StoredCount
+    gains: list[StoredInteger]
+    tokens: list[StoredInteger]
     trace: RecordedTrace | None
     pieces: dict[str, str]
 

@@ -218,7 +218,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunParts:
     """The parts of a setting, as expressions; an empty `model` is the command's."""
 
     sampler: str
@@ -228,7 +228,9 @@ class Parts:
     model: str = ""
 
 
-def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
+def run_of(
+    loaded: Loaded, selection: Selection, parts: RunParts, options: Mapping[str, Any]
+) -> Run:
     """Returns the run of a setting on some examples, with the given options of the decode.
 
     Raises ValueError if a part or an option is not valid.

@@ -20,7 +20,7 @@ from dllm_decode.text.constraints import constraint_of
 from eval.runs.named_files import toml_of
 from eval.runs.prompts import warn_of_prompts
 from eval.runs.runner import PlannedRun
-from eval.runs.settings import Parts, Run, run_of
+from eval.runs.settings import Run, RunParts, run_of
 from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
 
@@ -97,7 +97,7 @@ class Sweep:
             self.constraints, self.samplers,
         ):  # fmt: skip
             run = run_of(
-                loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
+                loaded[source], selection, RunParts(sampler, cache, verifier, blocks), options
             )
             if not run.verifier.asks_sampler and sampler != self.samplers[0]:
                 warn_user(f"{sampler} is left out: {verifier} never asks it.")

@@ -53,7 +53,7 @@ class Wording(NamedTuple):
     strict: re.Pattern[str]
 
 
-def in_a_sentence(answer: str) -> str:
+def with_answer_sentence(answer: str) -> str:
     """Writes a worked answer on one line, its number in the sentence `The answer is 18.`."""
     steps, _, number = answer.rpartition("#### ")
     return f"{' '.join(steps.split())} The answer is {number.strip()}."
@@ -67,7 +67,7 @@ def harness(question: str) -> Wording:
 def chain_of_thought(question: str) -> Wording:
     """Returns a wording of the harness's task `gsm8k_cot`, whose answers end with a sentence."""
     strict = re.compile(r"The answer is (\-?[0-9\.\,]+)")
-    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), " The answer is", strict)
+    return Wording(question.format, with_answer_sentence, ("Q:", *ENDS), " The answer is", strict)
 
 
 WORDINGS: Mapping[str, Wording] = {

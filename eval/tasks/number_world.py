@@ -24,8 +24,8 @@ COMPUTE: Mapping[str, Callable[[int, int], int]] = {
     "/": operator.floordiv,
 }
 
-Uniform = Callable[[], float]
-Numbers = dict[str, int]
+UniformDraw = Callable[[], float]
+NamedNumbers = dict[str, int]
 
 
 class Step(NamedTuple):
@@ -103,7 +103,7 @@ class Interval(NamedTuple):
 
 
 Ranges = dict[str, Interval]
-Choices = Callable[[Numbers], Sequence[int]]
+PossibleNumbers = Callable[[NamedNumbers], Sequence[int]]
 
 
 class NumberPlan(NamedTuple):
@@ -116,7 +116,7 @@ class NumberPlan(NamedTuple):
     """
 
     template: Template
-    steps: list[tuple[Step, dict[str, Choices]]]
+    steps: list[tuple[Step, dict[str, PossibleNumbers]]]
     ranges: Ranges
 
 
@@ -129,12 +129,12 @@ def plan_of(template: Template) -> NumberPlan:
     plan = NumberPlan(template, [], ranges)
     undrawn = set(template.slots)
     for step in template.steps:
-        slots: dict[str, Choices] = {}
+        slots: dict[str, PossibleNumbers] = {}
         for slot, other in ((step.left, step.right), (step.right, step.left)):
             if slot in undrawn:
                 undrawn.remove(slot)
                 known = None if other in undrawn else other
-                slots[slot] = choices_of(step, slot, known, ranges)
+                slots[slot] = possible_numbers(step, slot, known, ranges)
         plan.steps.append((step, slots))
     return plan
 
@@ -166,7 +166,7 @@ def bounds(step: Step, ranges: Ranges) -> list[tuple[str, Interval]]:
     return limits
 
 
-def choices_of(step: Step, slot: str, known: str | None, ranges: Ranges) -> Choices:
+def possible_numbers(step: Step, slot: str, known: str | None, ranges: Ranges) -> PossibleNumbers:
     """Returns the function that lists the possible numbers of `slot`, given `known`, if any."""
     if known is None:
         every = range(ranges[slot].least, ranges[slot].greatest + 1)
@@ -188,9 +188,9 @@ def choices_of(step: Step, slot: str, known: str | None, ranges: Ranges) -> Choi
     return lambda numbers: possible(numbers[known])
 
 
-def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
+def draw(plan: NumberPlan, uniform: UniformDraw) -> NamedNumbers | None:
     """Draws the numbers of a problem; None if the attempt fails and should be repeated."""
-    numbers: Numbers = {}
+    numbers: NamedNumbers = {}
     for step, slots in plan.steps:
         for slot, choices in slots.items():
             possible = choices(numbers)

@@ -41,7 +41,7 @@ HOW = (
 )
 
 
-class Config(msgspec.Struct):
+class PromptConfig(msgspec.Struct):
     """A template with the names of inputs in braces, and upstream's name of the scorer."""
 
     prompt: str
@@ -55,7 +55,7 @@ class ShownExample(msgspec.Struct):
     answer: Any
 
 
-class Input(msgspec.Struct):
+class Demonstrations(msgspec.Struct):
     """The demonstrations among a row's inputs; the other inputs fill the prompt."""
 
     icl_examples: list[ShownExample] | None = None
@@ -71,13 +71,15 @@ class TaskSource(NamedTuple):
     files: Sequence[Path]
     config: tuple[Path, str] | None = None
 
-    def rows(self) -> list[tuple[Found, Config]]:
+    def rows(self) -> list[tuple[Found, PromptConfig]]:
         """Returns the rows with their configs."""
         rows = [row for file in self.files for row in _rows_of(file)]
         if self.config is None:
-            return [(row, checked_value(row.fields, Config, row.where, REPAIR)) for row in rows]
+            return [
+                (row, checked_value(row.fields, PromptConfig, row.where, REPAIR)) for row in rows
+            ]
         file, name = self.config
-        config = checked_value(_yaml(file).get(name), Config, f"{name!r} in {file}", REPAIR)
+        config = checked_value(_yaml(file).get(name), PromptConfig, f"{name!r} in {file}", REPAIR)
         return [(row, config) for row in rows]
 
 
@@ -226,7 +228,7 @@ class ParallelBench(FileTask):
         return {**scores, "answer": scores["grammar"]} if by_grammar else scores
 
 
-def _example(row: Found, config: Config, number: int, version: str) -> Example:
+def _example(row: Found, config: PromptConfig, number: int, version: str) -> Example:
     where = row.where
     if not {"input", "answer"} <= row.fields.keys():
         raise ValueError(
@@ -236,7 +238,7 @@ def _example(row: Found, config: Config, number: int, version: str) -> Example:
     # Hub tables hold input and answer as text; a label that is a list stays text, as in the files.
     row_input, label = (_unpacked(row.fields[name], where) for name in ("input", "answer"))
     demonstrations = (
-        checked_value(row_input, Input, f"The input of {where}", REPAIR).icl_examples or []
+        checked_value(row_input, Demonstrations, f"The input of {where}", REPAIR).icl_examples or []
     )
     inputs = {name: value for name, value in row_input.items() if name != "icl_examples"}
     needs = SCORERS.get(config.metric, UNKNOWN).needs
@@ -272,7 +274,7 @@ def _unpacked(value: Any, where: str) -> Any:
     return parse_json(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
 
 
-def prompt_of(config: Config, given: Mapping[str, Any], where: str) -> str:
+def prompt_of(config: PromptConfig, given: Mapping[str, Any], where: str) -> str:
     r"""Returns the prompt with its inputs; a literal `\n` of some files becomes a line break."""
     try:
         return config.prompt.format_map(given).replace("\\n", "\n")

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from eval.tasks.text_scores import bert_score, bleu, grammar, product, rouge
 
-Scores = Mapping[str, float | None]
+ScoresByName = Mapping[str, float | None]
 
 
 class Scorer(NamedTuple):
     """Scores a text, given the inputs of the prompt and the label, which has the fields `needs`."""
 
-    score: Callable[[str, Mapping[str, Any], Any], Scores]
+    score: Callable[[str, Mapping[str, Any], Any], ScoresByName]
     needs: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ def _lacks(items: list[str], given: list[str], count: int) -> bool:
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
     """Returns the scorer of a list: `answer` is upstream's, `answer_strict` wants exact form."""
 
-    def score(text: str, inputs: Mapping[str, Any], label: Any) -> Scores:
+    def score(text: str, inputs: Mapping[str, Any], label: Any) -> ScoresByName:
         strict = strict_items(text)
         return {
             "answer": float(is_right(official_items(text), label)),
@@ -102,7 +102,7 @@ def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scor
     return Scorer(score, needs)
 
 
-def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+def score_latin(text: str, given: Mapping[str, Any], label: Any) -> ScoresByName:
     """Scores a Latin square: every row and column has each symbol once.
 
     Rows are the first lines with the right set of symbols, columns end with the shortest row, and a
@@ -116,7 +116,7 @@ def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     return {"answer": float(right and label.get("first_row") in (None, rows[0]))}
 
 
-def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> ScoresByName:
     """Scores a sudoku of side 4; None for other sides.
 
     `answer`: the lines with four digits are the stored solution. `answer_strict`: nothing else is
@@ -146,7 +146,7 @@ def solves(rows: Sequence[str], puzzle: Sequence[str]) -> bool:
     return is_full and all(given in ("0", "_", cell) for given, cell in cells)
 
 
-def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> ScoresByName:
     """Scores a sentence made of words: `answer` is `included` times `grammar`.
 
     `included` wants each word as a part of the text, such as `boat` in `boats`.
@@ -155,13 +155,13 @@ def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     return _score_with_grammar(text, included) | {"included": included}
 
 
-def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+def score_summary(text: str, given: Mapping[str, Any], label: Any) -> ScoresByName:
     """Scores a summary: `answer` is ROUGE-L times `grammar`."""
     overlap = rouge(text, str(label["summary"]))
     return {**_score_with_grammar(text, overlap["rougeL"]), **overlap}
 
 
-def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> ScoresByName:
     """Scores a paraphrase: `answer` is `inverse_bleu` times `bertscore` times `grammar`.
 
     `inverse_bleu` is one minus BLEU against the sentence; both are 0 if there is no text.

@@ -10,8 +10,8 @@ from eval.tasks.grammar import cast
 from eval.tasks.number_world import (
     MAX_FACTOR,
     MAX_VALUE,
+    NamedNumbers,
     NumberPlan,
-    Numbers,
     draw,
     plan_of,
     templates,
@@ -83,7 +83,7 @@ class WordProblems(GeneratedTask):
         }
 
 
-def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: str) -> Example:
+def example_of(plan: NumberPlan, numbers: NamedNumbers, rng: random.Random, split: str) -> Example:
     """Returns the problem with these numbers, and with people and objects drawn by `rng`."""
     template = plan.template
     names, objects = cast("held_out" if split == "test_entity" else "known")
@@ -99,7 +99,7 @@ def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: st
     return Example(template.question.format_map(slots), template.answer.format_map(slots), meta)
 
 
-def is_of(split: str, plan: NumberPlan, numbers: Numbers) -> bool:
+def is_of(split: str, plan: NumberPlan, numbers: NamedNumbers) -> bool:
     """Says whether a problem with these numbers is of a split."""
     if split == "test_large":
         greatest = max(interval.greatest for interval in plan.ranges.values())

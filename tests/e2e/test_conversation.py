@@ -42,27 +42,24 @@ def test_the_first_example_of_the_help_is_answered_right(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["generate", "q", "--regex", ""], ["generate", "q", "--regex="],
-     ["eval", "run", "lists/copy", ""], ["eval", "report", "out", "--before", ""]],
-)  # fmt: skip
-def test_an_argument_without_a_value_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    ("words", "rule"),
+    [
+        # An empty constraint was left out, and an empty folder was the one at hand.
+        (["generate", "q", "--regex", ""], "have a value, got"),
+        (["generate", "q", "--regex="], "have a value, got"),
+        (["eval", "run", "lists/copy", ""], "have a value, got"),
+        (["eval", "report", "out", "--before", ""], "have a value, got"),
+        # Bytes of another encoding ended in a traceback of the tokenizer.
+        (["chat", "--model", "\udcff"], "be text in UTF-8, got '\\udcff"),
+        (["eval", "report", "\udcff"], "be text in UTF-8, got '\\udcff"),
+    ],
+)
+def test_an_argument_without_a_value_or_that_is_no_text_is_refused(
+    words: list[str], rule: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty constraint was left out, and an empty folder was the one at hand."""
     with pytest.raises(SystemExit, match=r"^2$"):
         main(words)
-    assert "every argument must have a value, got" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["chat", "--model", "\udcff"], ["eval", "report", "\udcff"]])
-def test_an_argument_that_is_no_text_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Bytes of another encoding ended in a traceback of the tokenizer."""
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(words)
-    assert "every argument must be text in UTF-8, got '\\udcff" in capsys.readouterr().err
+    assert f"every argument must {rule}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from eval_runs import interrupted
 from processes import in_two_processes
 
 from dllm_decode import load_model
@@ -42,15 +43,8 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert report["history"][0]["samples"] == 0.0
     assert len(report["history"]) >= 3
 
-    calls, score_held_out = [], distil_command.score_held_out
-
-    def score_twice(*arguments: object, **named: object) -> object:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return score_held_out(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(distil_command, "score_held_out", score_twice)
+    score_held_out = distil_command.score_held_out
+    monkeypatch.setattr(distil_command, "score_held_out", interrupted(score_held_out, at=3))
     assert distil(*options(killed, "--muon", "0.001")) == 130
     monkeypatch.setattr(distil_command, "score_held_out", score_held_out)
     monkeypatch.delattr(teacher_answers, "ask")

@@ -81,7 +81,7 @@ def client(process: Process) -> Iterator[Any]:
         yield opened
 
 
-def test_the_client_gets_whole_answers_streams_and_choices(process: Process, client: Any) -> None:
+def test_the_client_gets_whole_answers_and_streams(process: Process, client: Any) -> None:
     assert process.said[0].startswith("mini with ConfidenceThreshold(threshold=0.9), 2 rows")
     assert [model.id for model in client.models.list()] == ["mini"]
     body = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
@@ -94,11 +94,6 @@ def test_the_client_gets_whole_answers_streams_and_choices(process: Process, cli
     assert chunks[-1].usage.completion_tokens > 0
     text = "".join(chunk.choices[0].delta.content for chunk in chunks[:-1])
     assert text.split()[-2:] == ANSWERS[0].split()[-2:]
-    several = client.chat.completions.create(**body, n=3, temperature=2.5, seed=1, stop=["####"])
-    assert [choice.index for choice in several.choices] == [0, 1, 2]
-    assert all("####" not in choice.message.content for choice in several.choices)
-    completion = client.completions.create(model="mini", prompt=[QUESTIONS[0], "x"], max_tokens=8)
-    assert len(completion.choices) == 2
 
 
 @pytest.fixture
@@ -147,7 +142,7 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
     ("words", "message"),
     [
         (["--allow-sampler", "default=Wino()"], "a name of its own"),
-        (["--max-tokens", "8"], "gen_length must be at most"),
+        (["--max-tokens", "8"], "gen_length must be at most max_tokens=8"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
         (["--host", "nosuch.invalid"], "cannot listen at nosuch.invalid"),
     ],

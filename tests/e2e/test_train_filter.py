@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from eval_runs import interrupted
 from safetensors.torch import load_file
 
 from dllm_decode import decode, load_model
@@ -40,18 +41,10 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=24, block_length=12)
     assert 0 < out.forwards <= 24
 
-    collect, calls = filter_command.collect_examples, []
-
-    def collect_once(*arguments: object, **named: object) -> object:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return collect(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(filter_command, "collect_examples", collect_once)
+    collect = filter_command.collect_examples
+    monkeypatch.setattr(filter_command, "collect_examples", interrupted(collect, at=2))
     assert main(["train-filter", *options(killed)]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
-    calls.clear()
     monkeypatch.setattr(filter_command, "collect_examples", collect)
     assert main(["train-filter", *options(killed)]) == 0
     for name, value in load_file(whole).items():

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import load_tiny
+from tiny_models import recorded_model
 
 from dllm_decode import StepEvent, new_decoder, run
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.ended import Ended
-from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import S2D2, MinimumSpan, ScoreThreshold
 from samplers import ConfidenceThreshold, JointThreshold, Sampler
 
@@ -53,12 +52,6 @@ def sampler_of(setting: dict[str, Any]) -> Sampler:
     return ConfidenceThreshold(setting["confidence_threshold"])
 
 
-def model_of(family: str, block_length: int, dtype: torch.dtype) -> MaskedTransformer:
-    model = load_tiny(family, dtype=dtype, mask_id=508)
-    model.causal_block_length = block_length
-    return model
-
-
 def decoded(
     method: str, runs: list[dict[str, Any]], cache: CachePolicy, dtype: torch.dtype
 ) -> tuple[dict[int, list[list[int]]], dict[int, Ended]]:
@@ -69,7 +62,8 @@ def decoded(
         temperature=float(method.endswith("t1")),
         stop_at_eos=False,
     )
-    model = model_of(content_of(method)["family"], setting["block_length"], dtype)
+    family = content_of(method)["family"]
+    model = recorded_model(family, setting["block_length"], dtype=dtype)
     decoder = new_decoder(
         model, sampler_of(setting), cache=cache, verifier=verifier_of(setting), config=config
     )

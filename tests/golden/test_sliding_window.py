@@ -7,17 +7,15 @@ Runs on a block-causal model whose block is made longer are not offered.
 
 import json
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tiny_models import load_tiny
+from tiny_models import recorded_model
 
 from dllm_decode import StepEvent, decode
 from dllm_decode.blocks import SlidingWindow
-from dllm_decode.models import MaskedTransformer
 from samplers import ConfidenceThreshold, Factor, Sampler
 
 DATA = Path(__file__).parent / "data" / "sliding_window"
@@ -41,16 +39,6 @@ def compared(method: str) -> list[dict[str, Any]]:
         run for run in runs
         if not run.get("official_bug") and "expansion_max" not in run["params"]
     ]  # fmt: skip
-
-
-@cache
-def model_of(family: str, block_length: int, eos_id: int | None) -> MaskedTransformer:
-    model = load_tiny(family, dtype=torch.float64, mask_id=508)
-    if eos_id is not None:
-        model.eos_ids = (eos_id,)
-    if model.causal_block_length:
-        model.causal_block_length = block_length
-    return model
 
 
 def schedule_of(method: str, run: dict[str, Any]) -> SlidingWindow:
@@ -88,7 +76,8 @@ def decoded(method: str, runs: list[dict[str, Any]]) -> tuple[list[list[Step]], 
 
     family = "fast_dllm_v2" if method == "dcd_causal" else "llada"
     out = decode(
-        model_of(family, run.get("block_length", 0), eos_id), prompts, sampler_of(run["params"]),
+        recorded_model(family, run.get("block_length", 0), eos_id, dtype=torch.float64), prompts,
+        sampler_of(run["params"]),
         blocks=schedule_of(method, run), gen_length=run["gen_length"],
         stop_at_eos=eos_id is not None, truncate_at_eos=eos_id is not None, observers=[watch],
     )  # fmt: skip

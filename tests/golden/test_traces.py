@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 import torch
 from golden.official_bugs import EntryToken, StaleFreeCache, WithoutEntry
-from tiny_models import MODELS, load_without_tokenizer
+from tiny_models import recorded_model
 
 import samplers
 from dllm_decode import StepEvent, blocks, caches, new_decoder
@@ -32,7 +32,6 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.ended import Ended
 from dllm_decode.engine.loop import run as decode_requests
-from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Prophet, Sampler, View
 from samplers.facts import Fact
@@ -571,16 +570,6 @@ def runs_of(method: str) -> list[Run]:
     return [Run(method, content["family"], record) for record in content["runs"]]
 
 
-@cache
-def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
-    model, _ = load_without_tokenizer(MODELS / family, dtype=torch.float32, mask_id=MASK_ID)
-    if eos_id is not None:
-        model.eos_ids = (eos_id,)
-    if model.causal_block_length:
-        model.causal_block_length = block_length
-    return model
-
-
 def reason_of(run: Run, mapping: Mapping) -> str | None:
     """Says why a run is not compared; `None` if it is."""
     case = mapping(run)
@@ -612,7 +601,7 @@ def record(
         stop_at_eos=ends, truncate_at_eos=case.truncates and ends, **case.options,
     )  # fmt: skip
     decoder = new_decoder(
-        model_of(run.family, run.block_length, case.eos_id), case.sampler, cache=case.cache,
+        recorded_model(run.family, run.block_length, case.eos_id), case.sampler, cache=case.cache,
         verifier=case.verifier, blocks=case.blocks, config=config,
     )  # fmt: skip
     pairs = zip(runs, prompts or [run.record["prompt"] for run in runs], strict=True)

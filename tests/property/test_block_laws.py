@@ -11,13 +11,7 @@ from plugins_under_test import CACHES, INSTANCES
 from tiny_models import FAMILIES, tiny
 
 from dllm_decode import StepEvent, decode
-from dllm_decode.blocks import (
-    AdaptiveBlocks,
-    BlockSchedule,
-    MultiBlock,
-    Sequential,
-    SlidingWindow,
-)
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SlidingWindow
 from dllm_decode.caches import CachePolicy, CertaintyCache, DualCache, FreeCache, NoCache
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import (
-    FEW,
-    INSTANCES,
-    OF_NOISE,
-    OF_ONE_BLOCK_LENGTH,
-    one_of_each_kind,
-)
+from plugins_under_test import FEW, INSTANCES, OF_NOISE, OF_ONE_BLOCK_LENGTH, one_of_each_kind
 
 from samplers import (
     ALL_SAMPLERS,

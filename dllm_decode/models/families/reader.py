@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 Config: TypeAlias = Mapping[str, Any]
 
 # More than any network has: a larger number is a mistake, and would exhaust the memory.
-_MOST = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1
 MOST_LENGTH = 2**24
 """Tokens of the longest text or block that a configuration may name."""
 _ABSENT = object()
@@ -41,12 +41,12 @@ class ConfigReader:
         value = self._found(key)
         return None if value is _ABSENT else value
 
-    def positive_int(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
+    def positive_int(self, key: str, default: int | None = None, *, most: int = _MAX_NUMBER) -> int:
         """Reads an integer from 1 on."""
         return self.integer(key, default, least=1, most=most)
 
     def integer(
-        self, key: str, default: int | None = None, *, least: int = 0, most: int = _MOST
+        self, key: str, default: int | None = None, *, least: int = 0, most: int = _MAX_NUMBER
     ) -> int:
         """Reads an integer of a range."""
         value = self._value(key, default)
@@ -55,7 +55,7 @@ class ConfigReader:
         return int(value)
 
     def integers(
-        self, key: str, default: list[int] | None = None, *, most: int = _MOST
+        self, key: str, default: list[int] | None = None, *, most: int = _MAX_NUMBER
     ) -> list[int]:
         """Reads one integer from 0 on, or a list of them."""
         value = self._value(key, default)

@@ -10,7 +10,7 @@ from dllm_decode.models.network.packed import has_bfloat16
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 # A model with fewer bytes of weights is fast in any dtype.
-_SMALL = 100_000_000
+_MIN_SLOW_BYTES = 100_000_000
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -54,7 +54,12 @@ def can_multiply_bfloat16() -> bool:
 def warn_if_slow(name: str, num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
     """Logs a warning if a CPU has no instructions for the 16-bit numbers of a large model."""
     is_narrow = dtype in (torch.bfloat16, torch.float16)
-    if num_bytes >= _SMALL and is_narrow and device.type == "cpu" and not can_multiply_bfloat16():
+    if (
+        num_bytes >= _MIN_SLOW_BYTES
+        and is_narrow
+        and device.type == "cpu"
+        and not can_multiply_bfloat16()
+    ):
         logging.getLogger("dllm_decode").warning(
             "The weights of %r are in %s, for which this CPU has no instructions: float32 is "
             "several times faster and takes twice the memory. Pass dtype='float32'.",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import transformers
 
 MAX_SHARD_BYTES = 5 * 10**9
-_OTHERS = (
+_COPIED_FILES = (
     "generation_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer*",
     "vocab.json", "merges.txt", "chat_template*",
 )  # fmt: skip
@@ -69,7 +69,9 @@ def save_model(
     family = model.family or LLADA
     config = _new_config(model) if source is None else _changed_config(model, source, dtype)
     earlier = files_of_model(folder)
-    others = () if source is None else [path for name in _OTHERS for path in source.glob(name)]
+    others = (
+        () if source is None else [path for name in _COPIED_FILES for path in source.glob(name)]
+    )
     contents = {path.name: path.read_bytes() for path in others if path.is_file()}
     # Weights that a family keeps in another dtype than the model's keep that dtype.
     tensors = {
@@ -94,7 +96,7 @@ def files_of_model(folder: Path) -> set[str]:
     Raises ValueError if there are files that would become part of a model written there.
     """
     finish_files(folder)
-    patterns = ("config.json", *_OTHERS, "model.safetensors", INDEX, _ADAPTER)
+    patterns = ("config.json", *_COPIED_FILES, "model.safetensors", INDEX, _ADAPTER)
     names = {path.name for pattern in patterns for path in folder.glob(pattern)}
     config = read_json(folder / "config.json") if "config.json" in names else {}
     # transformers adds an adapter to every model that it loads from the adapter's folder.

@@ -54,7 +54,7 @@ def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
     return CausalTarget(MaskedNetwork(model), name=f"{model.name} (causal)", files=model.files)
 
 
-Factors: TypeAlias = tuple[Tensor, Tensor, float]
+OutputFactors: TypeAlias = tuple[Tensor, Tensor, float]
 """Matrices `down` and `up` and a scale: `scale * up @ down` is added to a projection."""
 
 
@@ -65,7 +65,9 @@ class MaskedNetwork:
     # This package computes the mask, and its tests check that the mask is followed.
     heeds_masks = True
 
-    def __init__(self, model: MaskedTransformer, factors: Sequence[Factors | None] = ()) -> None:
+    def __init__(
+        self, model: MaskedTransformer, factors: Sequence[OutputFactors | None] = ()
+    ) -> None:
         """Wraps a model; `factors` are added to the output projection of each layer."""
         self.model = model
         self._factors = [part and _on_device_of(model, part) for part in factors]
@@ -117,13 +119,13 @@ class MaskedNetwork:
         return grown
 
 
-def _on_device_of(model: MaskedTransformer, factors: Factors) -> Factors:
+def _on_device_of(model: MaskedTransformer, factors: OutputFactors) -> OutputFactors:
     down, up, scale = factors
     return down.to(model.device, model.dtype), up.to(model.device, model.dtype), scale
 
 
 def _added(
-    factors: Factors, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    factors: OutputFactors, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
 ) -> Tensor:
     """Returns the output of a projection with an adapter."""
     down, up, scale = factors

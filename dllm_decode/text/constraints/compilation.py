@@ -12,7 +12,13 @@ from dllm_decode.core.automaton import DEAD_CLASS, EOS_CLASS, Automaton
 from dllm_decode.text.constraints.constraints import Constraint
 from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.octets import Octets
-from dllm_decode.text.constraints.machines.tables import Mask, Numbers, distances, kinds_of, reached
+from dllm_decode.text.constraints.machines.tables import (
+    BoolArray,
+    IntArray,
+    distances,
+    kinds_of,
+    reached,
+)
 from dllm_decode.text.constraints.vocabulary import Vocabulary
 
 LIMIT_S = 10.0
@@ -80,11 +86,11 @@ class _Folded(NamedTuple):
         table: The state to which each function (row) leads from each start state (column).
     """
 
-    functions: Numbers
+    functions: IntArray
     table: NDArray[np.integer]
 
 
-def _fold(octets: Octets, texts: tuple[bytes | None, ...], states: Numbers) -> _Folded:
+def _fold(octets: Octets, texts: tuple[bytes | None, ...], states: IntArray) -> _Folded:
     """Reads the texts of all tokens at once, from each of the start states.
 
     One more state, the last one, is dead: no text continues there.
@@ -124,7 +130,7 @@ def _fold(octets: Octets, texts: tuple[bytes | None, ...], states: Numbers) -> _
 
 
 def _automaton(
-    accepting: Mask, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
+    accepting: BoolArray, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
 ) -> Automaton:
     """Joins the first state and the states of later tokens, and adds the state after an EOS."""
     start = len(accepting)
@@ -150,7 +156,7 @@ def _automaton(
 
 
 def _with_edges(
-    columns: Numbers, classes: Numbers, steps: Numbers, eos_ids: tuple[int, ...]
+    columns: IntArray, classes: IntArray, steps: IntArray, eos_ids: tuple[int, ...]
 ) -> Automaton:
     """Returns an automaton with one more state, after an EOS.
 

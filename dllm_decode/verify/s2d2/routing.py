@@ -21,7 +21,7 @@ from samplers.state import SamplerState
 from samplers.view import View
 
 Penalise = Literal["static", "dynamic"]
-Estimate = Literal["entropy", "margin"]
+AcceptanceEstimate = Literal["entropy", "margin"]
 
 # The least margin of a token that is expected to be accepted, from the authors' code.
 _MARGIN = 0.05
@@ -103,7 +103,7 @@ class ScoreThreshold(Router[Bool[Tensor, " B"]]):
     off: float | None = None
     penalise: Penalise = "static"
     penalty: NonNegative = 1.0
-    estimate: Estimate = "entropy"
+    estimate: AcceptanceEstimate = "entropy"
     confidence: Probability = 0.85
 
     def __post_init__(self) -> None:

@@ -3,8 +3,6 @@
 import argparse
 import inspect
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,8 +24,6 @@ from eval.commands import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import settings_of
 from eval.runs.sweep import read_sweep
-
-ROOT = Path(__file__).parents[3]
 
 # A value of each option that is not its default.
 VALUES: dict[str, Any] = {
@@ -177,20 +173,6 @@ def test_the_help_of_a_run_begins_with_the_options_that_most_users_need(
     names = [line.split()[0] for line in section.splitlines() if line.startswith("  --")]
     assert names == [f"--{name.replace('_', '-')}" for name in FIRST if name != "settings"]
     assert len(names) == 10
-
-
-def test_help_loads_nothing_heavy() -> None:
-    """It took seven seconds."""
-    heavy = {"torch", "fastapi", "pydantic", "uvicorn", "transformers"}
-    code = f"""
-import sys
-from dllm_decode.cli.main import make_parser
-from eval.commands import make_eval_parser
-make_eval_parser().format_help()
-make_parser().parse_args(["serve"])
-assert not {heavy!r} & set(sys.modules), sys.modules.keys() & {heavy!r}
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_table_fits_a_small_terminal() -> None:

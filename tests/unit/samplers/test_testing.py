@@ -10,14 +10,7 @@ from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import decode
-from samplers import (
-    ConfidenceThreshold,
-    Decision,
-    RevisingSampler,
-    Sampler,
-    View,
-    Wino,
-)
+from samplers import ConfidenceThreshold, Decision, RevisingSampler, Sampler, View, Wino
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 from samplers.testing import check_rule, view_with

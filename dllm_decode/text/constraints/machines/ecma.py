@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
 from dllm_decode.text.constraints.machines.limits import once
-from dllm_decode.text.constraints.machines.networks import Network, Ranges
+from dllm_decode.text.constraints.machines.networks import CharacterRanges, Network
 
-Node: TypeAlias = tuple[Any, ...]
+ExpressionPart: TypeAlias = tuple[Any, ...]
 """A part of an expression: ("edge", label), ("cat", parts), ("alt", parts), or ("repeat", part,
 least, most)."""
 
@@ -36,7 +36,7 @@ class ExpressionError(ValueError):
     """A text that is no regular expression, or one that no automaton has; says what is wrong."""
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> ExpressionPart:
     """Returns the parts of an expression.
 
     Raises:
@@ -60,7 +60,7 @@ def full_match(text: str) -> Language:
     return _language(parse(text))
 
 
-def _language(node: Node) -> Language:
+def _language(node: ExpressionPart) -> Language:
     network = Network()
     start = network.node()
     return network.language(start, _put(network, node, start))
@@ -73,7 +73,7 @@ class _Parser:
         """Begins at the first character."""
         self.text, self.place, self.depth = text, 0, 0
 
-    def alternatives(self) -> Node:
+    def alternatives(self) -> ExpressionPart:
         parts = [self._sequence()]
         while self._took("|"):
             parts.append(self._sequence())
@@ -91,7 +91,7 @@ class _Parser:
         self.place += 1
         return self.text[self.place - 1]
 
-    def _sequence(self) -> Node:
+    def _sequence(self) -> ExpressionPart:
         parts = []
         while self.place < len(self.text) and self.text[self.place] not in "|)":
             part = self._atom()
@@ -119,7 +119,7 @@ class _Parser:
             raise ExpressionError(f"bounds in the wrong order, {match[0]!r}")
         return least, most
 
-    def _atom(self) -> Node:
+    def _atom(self) -> ExpressionPart:
         character = self._next()
         if character == "(":
             return self._group()
@@ -140,7 +140,7 @@ class _Parser:
             )
         return ("edge", ((ord(character), ord(character)),))
 
-    def _group(self) -> Node:
+    def _group(self) -> ExpressionPart:
         if self.text.startswith("?", self.place):
             match = _GROUP.match(self.text, self.place)
             if match is None:
@@ -156,7 +156,7 @@ class _Parser:
             raise ExpressionError("a parenthesis without a partner, '('")
         return node
 
-    def _escape(self, *, is_in_class: bool) -> Ranges:
+    def _escape(self, *, is_in_class: bool) -> CharacterRanges:
         character = self._next()
         if character.lower() in _CLASSES:
             ranges = _CLASSES[character.lower()]
@@ -187,7 +187,7 @@ class _Parser:
             raise ExpressionError(f"an escape that no automaton has, '\\{character}'")
         return ord(character)
 
-    def _class(self) -> Ranges:
+    def _class(self) -> CharacterRanges:
         is_negative = self._took("^")
         parts: list[tuple[int, int]] = []
         while not self._took("]"):
@@ -206,18 +206,18 @@ class _Parser:
             parts.extend(ranges)
         return _others(tuple(parts)) if is_negative else _sorted(tuple(parts))
 
-    def _class_part(self) -> Ranges:
+    def _class_part(self) -> CharacterRanges:
         character = self._next()
         if character == "\\":
             return self._escape(is_in_class=True)
         return ((ord(character), ord(character)),)
 
 
-def _is_one(ranges: Ranges) -> bool:
+def _is_one(ranges: CharacterRanges) -> bool:
     return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
 
 
-def _sorted(ranges: Ranges) -> Ranges:
+def _sorted(ranges: CharacterRanges) -> CharacterRanges:
     """Returns a set of characters as ranges that are apart."""
     parts: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
@@ -228,7 +228,7 @@ def _sorted(ranges: Ranges) -> Ranges:
     return tuple(parts)
 
 
-def _others(ranges: Ranges) -> Ranges:
+def _others(ranges: CharacterRanges) -> CharacterRanges:
     """Returns the characters that are not in a set."""
     parts, begin = [], 0
     for low, high in _sorted(ranges):
@@ -238,7 +238,7 @@ def _others(ranges: Ranges) -> Ranges:
     return (*parts, (begin, NUM_CHARACTERS - 1)) if begin < NUM_CHARACTERS else tuple(parts)
 
 
-def _put(network: Network, node: Node, start: int) -> int:
+def _put(network: Network, node: ExpressionPart, start: int) -> int:
     """Adds a part after a node of the network; returns the node after the part.
 
     No edge leads back to the first node, so that several parts may begin there.
@@ -260,7 +260,7 @@ def _put(network: Network, node: Node, start: int) -> int:
     return end
 
 
-def _put_repeated(network: Network, node: Node, start: int) -> int:
+def _put_repeated(network: Network, node: ExpressionPart, start: int) -> int:
     _, part, least, most = node
     for _ in range(least):
         start = _put(network, part, start)

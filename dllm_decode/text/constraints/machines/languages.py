@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dllm_decode.text.constraints.machines import limits
-from dllm_decode.text.constraints.machines.tables import Mask, smallest
+from dllm_decode.text.constraints.machines.tables import BoolArray, smallest
 
 NUM_CHARACTERS = 0x110000
 
@@ -29,7 +29,7 @@ class Language:
     """
 
     def __init__(
-        self, cuts: NDArray[np.integer], table: NDArray[np.integer], accepting: Mask
+        self, cuts: NDArray[np.integer], table: NDArray[np.integer], accepting: BoolArray
     ) -> None:
         """Merges equal states and equal ranges."""
         small, accepting = smallest(table.astype(np.int32), accepting)

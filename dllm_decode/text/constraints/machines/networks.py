@@ -9,10 +9,10 @@ import numpy as np
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
 from dllm_decode.text.constraints.machines.limits import TooLargeError, require_states
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
+CharacterRanges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of characters: first and last character of ranges, ascending."""
 
-Label: TypeAlias = Ranges | Literal["", "^", "$"]
+Label: TypeAlias = CharacterRanges | Literal["", "^", "$"]
 """An edge reads a character of a set, or none: "" is always open, "^" at the beginning of the text
 alone, and "$" at the end alone."""
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
-from dllm_decode.text.constraints.machines.tables import Mask, Table, distances, smallest
+from dllm_decode.text.constraints.machines.tables import BoolArray, Table, distances, smallest
 
-Row = Table
+Transitions = Table
 """The next state for each byte; -1 if no text continues in this way."""
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
+ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
 """First and last of some numbers, for each byte of a text."""
 
 # Characters without an escape, and those with one, in a JSON string.
@@ -28,7 +28,7 @@ _FORMS = (
 )  # fmt: skip
 
 # Automata over characters with so few states are kept between constraints.
-_SMALL = 8
+_MAX_KEPT_STATES = 8
 
 
 class Octets:
@@ -39,7 +39,7 @@ class Octets:
         accepting: States in which the text so far is in the set.
     """
 
-    def __init__(self, table: Table, accepting: Mask) -> None:
+    def __init__(self, table: Table, accepting: BoolArray) -> None:
         """Counts the bytes of the table."""
         self.table, self.accepting = table, accepting
         limits.require_bytes(table.nbytes)
@@ -105,7 +105,7 @@ class Builder:
         self.accepting.add(self.reserve())
         return self._size - 1
 
-    def state(self, row: Row) -> int:
+    def state(self, row: Transitions) -> int:
         """Returns the state with a row, which is never changed."""
         key = row.tobytes()
         if key not in self._states:
@@ -113,24 +113,24 @@ class Builder:
             self._table[state] = row
         return self._states[key]
 
-    def row(self, state: int) -> Row:
+    def row(self, state: int) -> Transitions:
         """Returns a copy of the row of a state."""
-        return self._table[state].copy() if state >= 0 else row_of({})
+        return self._table[state].copy() if state >= 0 else transitions({})
 
-    def fill(self, state: int, row: Row) -> None:
+    def fill(self, state: int, row: Transitions) -> None:
         """Writes the row of a state that was reserved."""
         self._table[state] = row
 
     def text(self, text: bytes, target: int) -> int:
         """Returns a state from which a text leads to a state."""
         for byte in reversed(text if target >= 0 else b""):
-            target = self.state(row_of({byte: target}))
+            target = self.state(transitions({byte: target}))
         return target
 
     def ranges(self, ranges: Sequence[tuple[int, int]], target: int) -> int:
         """Returns a state from which bytes in some ranges lead to a state."""
         for low, high in reversed(ranges):
-            row = row_of({})
+            row = transitions({})
             row[low : high + 1] = target
             target = self.state(row)
         return target
@@ -212,7 +212,7 @@ class Builder:
         return Octets(number[table[order]], accepting[order])
 
 
-def row_of(targets: dict[int, int]) -> Row:
+def transitions(targets: dict[int, int]) -> Transitions:
     """Returns the row of some bytes and the states that they lead to."""
     row = np.full(256, -1, np.int32)
     for byte, target in targets.items():
@@ -220,7 +220,7 @@ def row_of(targets: dict[int, int]) -> Row:
     return row
 
 
-def overlaid(rows: Row, more: Row) -> Row:
+def overlaid(rows: Transitions, more: Transitions) -> Transitions:
     """Returns rows with the edges of another row too, which uses other bytes."""
     if ((rows >= 0) & (more >= 0)).any():
         raise AssertionError("A text must end where no other text goes on.")
@@ -244,7 +244,7 @@ def in_order(*parts: Octets) -> Octets:
 
 def written(language: Language, *, is_quoted: bool) -> Octets:
     """Returns the bytes of texts; if quoted, the characters of a JSON string between its quotes."""
-    write = _write_small if len(language) <= _SMALL else _write
+    write = _write_small if len(language) <= _MAX_KEPT_STATES else _write
     return write(language, is_quoted)
 
 
@@ -262,7 +262,7 @@ def _write(language: Language, is_quoted: bool) -> Octets:
             low, high = cuts[columns[0]], cuts[columns[-1] + 1] - 1
             for byte, *more in _bytes_of(low, high, is_quoted) if target >= 0 else ():
                 after.setdefault(byte, []).append(builder.ranges(more, target))
-        row = row_of({})
+        row = transitions({})
         for (low, high), states in after.items():
             row[low : high + 1] = builder.either(states)
         builder.fill(state, row)
@@ -273,9 +273,9 @@ _write_small = lru_cache(maxsize=256)(_write)
 
 
 @lru_cache(maxsize=4096)
-def _bytes_of(low: int, high: int, is_quoted: bool) -> Sequence[Ranges]:
+def _bytes_of(low: int, high: int, is_quoted: bool) -> Sequence[ByteRanges]:
     """Returns the bytes of all characters of a range."""
-    found: list[Ranges] = []
+    found: list[ByteRanges] = []
     for plain in _PLAIN if is_quoted else ((0, 0x10FFFF),):
         for num_more, lead, *form in _FORMS:
             begin, end = max(low, plain[0], form[0]), min(high, plain[1], form[1])
@@ -288,7 +288,7 @@ def _bytes_of(low: int, high: int, is_quoted: bool) -> Sequence[Ranges]:
     return tuple(found)
 
 
-def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:
+def _digits(low: int, high: int, num_more: int) -> Iterator[ByteRanges]:
     """Yields the digits of some numbers to the base 64, of which `num_more` follow the first."""
     size = 64**num_more
     begin, end = -(-low // size), (high + 1) // size

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from dllm_decode.text.constraints.machines.limits import require_states
 
 Table = NDArray[np.integer]
-Numbers = NDArray[np.integer]
-Mask = NDArray[np.bool_]
+IntArray = NDArray[np.integer]
+BoolArray = NDArray[np.bool_]
 
 # An odd number without a pattern (Steele, Lea and Flood 2014).
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -17,7 +17,7 @@ _RANDOM = np.random.default_rng(7).integers(1, 2**63, size=4096, dtype=np.uint64
 class Edges:
     """The edges of a table, by the state that they lead to."""
 
-    def __init__(self, table: NDArray[np.integer]) -> None:
+    def __init__(self, table: Table) -> None:
         """Sorts the edges."""
         sources, columns = np.nonzero(table >= 0)
         targets = table[sources, columns]
@@ -25,7 +25,7 @@ class Edges:
         self._sources, self._columns = sources[order], columns[order]
         self._first = np.searchsorted(targets[order], np.arange(len(table) + 1))
 
-    def into(self, states: Numbers) -> tuple[Numbers, Numbers]:
+    def into(self, states: IntArray) -> tuple[IntArray, IntArray]:
         """Returns the state in which each edge into one of the states begins, and its column."""
         counts = self._first[states + 1] - self._first[states]
         begins = self._first[states] - np.cumsum(counts) + counts
@@ -33,7 +33,7 @@ class Edges:
         return self._sources[places], self._columns[places]
 
 
-def kinds_of(table: Table) -> tuple[Numbers, Numbers]:
+def kinds_of(table: Table) -> tuple[IntArray, IntArray]:
     """Returns the first column of each kind, and the kind of each column.
 
     Columns of one kind are equal.
@@ -47,12 +47,12 @@ def kinds_of(table: Table) -> tuple[Numbers, Numbers]:
     return first[order], rank[kinds.ravel()]
 
 
-def distances(table: NDArray[np.integer], accepting: Mask) -> Numbers:
+def distances(table: Table, accepting: BoolArray) -> IntArray:
     """Returns the fewest steps from each state to an accepting one; -1 if none leads there."""
     edges = Edges(table)
     steps = np.where(accepting, 0, -1)
     scratch = np.empty_like(steps)
-    front: Numbers = np.flatnonzero(accepting)
+    front: IntArray = np.flatnonzero(accepting)
     num_steps = 0
     while front.size:
         num_steps += 1
@@ -62,7 +62,7 @@ def distances(table: NDArray[np.integer], accepting: Mask) -> Numbers:
     return steps
 
 
-def reached(table: NDArray[np.integer], start: int) -> Numbers:
+def reached(table: Table, start: int) -> IntArray:
     """Returns the states that can be reached from `start`, nearest first."""
     is_reached = np.zeros(len(table) + 1, dtype=bool)
     # The last entry is for -1.
@@ -76,18 +76,18 @@ def reached(table: NDArray[np.integer], start: int) -> Numbers:
     return np.concatenate(fronts)
 
 
-def _once_each(states: Numbers, scratch: Numbers) -> Numbers:
+def _once_each(states: IntArray, scratch: IntArray) -> IntArray:
     """Returns each of some states once, in order; `scratch` has an entry for each state."""
     places = np.arange(len(states))
     scratch[states[::-1]] = places[::-1]
-    found: Numbers = states[scratch[states] == places]
+    found: IntArray = states[scratch[states] == places]
     return found
 
 
-def smallest(table: Table, accepting: Mask, start: int = 0) -> tuple[Table, Mask]:
+def smallest(table: Table, accepting: BoolArray, start: int = 0) -> tuple[Table, BoolArray]:
     """Returns the automaton of the same texts with the fewest states, numbered breadth first."""
     first, kinds = kinds_of(table)
-    few: NDArray[np.integer] = table[:, first]
+    few: Table = table[:, first]
     steps = distances(few, accepting)
     if steps[start] < 0:
         return np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, bool)
@@ -105,12 +105,12 @@ def smallest(table: Table, accepting: Mask, start: int = 0) -> tuple[Table, Mask
     return merged[:, kinds].astype(np.int32), accepting[examples]
 
 
-def _mixed(numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
+def _mixed(numbers: IntArray) -> NDArray[np.uint64]:
     product = numbers.astype(np.uint64) * _FACTOR
     return product ^ (product >> np.uint64(29))
 
 
-def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
+def _merged(table: Table, keys: IntArray) -> IntArray:
     """Returns a number for each state, equal for states from which the same texts are accepted.
 
     States with equal keys count as equal until their next states differ. States with an edge into a
@@ -123,7 +123,7 @@ def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     groups = np.unique(keys, return_inverse=True)[1].ravel()
     count = int(groups.max()) + 1
     sizes = np.bincount(groups, minlength=len(table))
-    changed: Numbers = np.arange(len(table))
+    changed: IntArray = np.arange(len(table))
     while changed.size:
         require_states(0)
         sources, columns = edges.into(changed)
@@ -151,7 +151,7 @@ def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     return groups
 
 
-def _keeps_number(groups: Numbers, counts: Numbers, *, has_rest: Mask) -> Mask:
+def _keeps_number(groups: IntArray, counts: IntArray, *, has_rest: BoolArray) -> BoolArray:
     """Returns which parts keep the number of their group: the largest, unless a rest is left.
 
     Each part has the number of its group, and so many states.

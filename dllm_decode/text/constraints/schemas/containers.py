@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TypeAlias
 
-from dllm_decode.text.constraints.machines.octets import Builder, Octets, overlaid, row_of
+from dllm_decode.text.constraints.machines.octets import Builder, Octets, overlaid, transitions
 
 Key: TypeAlias = tuple[int, int]
 """Two numbers of the parts so far; (0, 0) if there are none."""
 
-Bounds: TypeAlias = tuple[int, int | None]
+CountBounds: TypeAlias = tuple[int, int | None]
 """The fewest and the most parts; `None` for no bound."""
 
 
@@ -36,7 +36,7 @@ class _Container:
         """Adds the state after some parts, where the container may end."""
         self._ends[key] = {self._close: self._final} if is_end else {}
         self._commas[key] = self.builder.reserve()
-        row = row_of({ord(","): self._commas[key], **self._ends[key]})
+        row = transitions({ord(","): self._commas[key], **self._ends[key]})
         self.after[key] = self.builder.before(self._space, self.builder.state(row))
 
     def go_on(self, key: Key, start: int) -> None:
@@ -47,13 +47,13 @@ class _Container:
 
     def octets(self) -> Octets:
         """Returns the automaton of the container."""
-        row = overlaid(self.builder.row(self._next[0, 0]), row_of(self._ends[0, 0]))
+        row = overlaid(self.builder.row(self._next[0, 0]), transitions(self._ends[0, 0]))
         begin = self.builder.before(self._space, self.builder.state(row))
-        return self.builder.done(self.builder.state(row_of({self._open: begin})))
+        return self.builder.done(self.builder.state(transitions({self._open: begin})))
 
 
 def write_array(
-    items: Sequence[Sequence[Octets]], bounds: Bounds, counted: Bounds, space: Octets
+    items: Sequence[Sequence[Octets]], bounds: CountBounds, counted: CountBounds, space: Octets
 ) -> Octets:
     """Returns the automaton of arrays.
 
@@ -88,7 +88,7 @@ def write_array(
 def write_object(
     members: Sequence[tuple[str, Octets, bool]],
     others: Sequence[tuple[Octets, Octets]],
-    bounds: Bounds,
+    bounds: CountBounds,
     space: Octets,
 ) -> Octets:
     """Returns the automaton of objects.

@@ -84,7 +84,7 @@ class NGram(Proxy):
         Raises:
             ValueError: If a sequence holds anything but ids of the vocabulary.
         """
-        rows = [token_ids(sequence, self.vocab_size) for sequence in sequences]
+        rows = [id_tensor(sequence, self.vocab_size) for sequence in sequences]
         tables = []
         for length in range(1, self.length + 1):
             spans = [row.unfold(0, length, 1) for row in rows if len(row) >= length]
@@ -114,7 +114,7 @@ class NGram(Proxy):
         return code
 
 
-def token_ids(
+def id_tensor(
     sequence: Sequence[int] | Int[Tensor, " _"], vocab_size: int | None = None
 ) -> Int[Tensor, " N"]:
     """Returns a sequence of token ids as a tensor; raises ValueError if it is none."""

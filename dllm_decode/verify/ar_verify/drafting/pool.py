@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.ar_verify.drafting.ngram import token_ids
+from dllm_decode.verify.ar_verify.drafting.ngram import id_tensor
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import count_from
 
@@ -63,7 +63,7 @@ class Pool(Drafting):
         Raises:
             ValueError: If a sequence holds anything but token ids.
         """
-        rows = [functional.pad(token_ids(row), (0, 1), value=_END) for row in sequences]
+        rows = [functional.pad(id_tensor(row), (0, 1), value=_END) for row in sequences]
         return replace(self, texts=torch.cat([self.texts[:0], *rows]))
 
     def draft(

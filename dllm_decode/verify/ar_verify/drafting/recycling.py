@@ -15,7 +15,7 @@ from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import count_from
 from samplers.logits.statistics import top_k
 
-_MOST = 10
+_MAX_K = 10
 _UNREAD = -1
 
 
@@ -56,9 +56,9 @@ class Recycling(Drafting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k > _MOST:
+        if self.k > _MAX_K:
             raise ValueError(
-                f"k must be at most {_MOST} tokens, since a tree has 2^k - 1 nodes, got {self.k}."
+                f"k must be at most {_MAX_K} tokens, since a tree has 2^k - 1 nodes, got {self.k}."
             )
 
     def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:

@@ -6,16 +6,19 @@ import dllm_decode
 from dllm_decode.cli.listing import entries
 from dllm_decode.cli.main import LISTS, main
 from dllm_decode.models.families import FAMILIES
+from eval.listing import entries as tasks
+from eval.runs.task_addresses import TASKS
 from samplers import ALL_SAMPLERS
 
 
-@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("kind", [*LISTS, "tasks"])
 def test_a_command_lists_each_with_a_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Names were in the documentation alone."""
     assert main([kind]) == 0
     shown = capsys.readouterr().out
     assert all(len(line) <= 80 for line in shown.splitlines())
-    for name, line in entries(kind).items():
+    assert kind != "tasks" or "docs/evaluation.md" in shown
+    for name, line in (tasks() if kind == "tasks" else entries(kind)).items():
         assert name in shown
         assert line.split()[0] in shown
         assert line.endswith((".", "`"))
@@ -33,3 +36,4 @@ def test_the_lists_are_complete() -> None:
     embedded = importlib.resources.files(dllm_decode) / "assets"
     names = {folder.name for folder in embedded.iterdir() if (folder / "config.json").is_file()}
     assert set(entries("models")) == names | set(FAMILIES)
+    assert set(TASKS) < set(tasks())

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tiny_models import (
-    BIDIRECTIONAL,
-    BLOCK_CAUSAL,
-    FAMILIES,
-    TINY_PROMPTS,
-    ending,
-    templates_for,
-)  # fmt: skip
+from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, TINY_PROMPTS, ending, templates_for
 
 from dllm_decode import (
     DualCache,

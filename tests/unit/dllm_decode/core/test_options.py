@@ -11,14 +11,7 @@ import torch
 from tiny_models import tiny
 from toys import HashModel
 
-from dllm_decode import (
-    DecodeConfig,
-    NoCache,
-    NoVerifier,
-    decode,
-    decode_many,
-    load_model,
-)
+from dllm_decode import DecodeConfig, NoCache, NoVerifier, decode, decode_many, load_model
 from dllm_decode.blocks import Sequential
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.options import DecodeOptions

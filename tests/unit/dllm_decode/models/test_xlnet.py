@@ -1,13 +1,12 @@
 """XLNet of transformers as a mask predictor: what a forward reads, and how it is loaded."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import MODELS, load_without_tokenizer, load_xlnet, tokenizer_of
+from tiny_models import MODELS, edit_config, load_without_tokenizer, load_xlnet, tokenizer_of
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
@@ -132,11 +131,6 @@ def test_it_keeps_the_precision_of_its_checkpoint(tmp_path: Path) -> None:
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(TINY, tmp_path / "own", copy_function=shutil.copy)
     return tmp_path / "own"
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from scripted import TURNS, answering
+from served import read_both
 
 pytest.importorskip("openai")
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -113,25 +114,10 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in ("rain", "
 ASKED: dict[str, Any] = {"model": "mini", "messages": [{"role": "user", "content": "weather?"}]}
 
 
-def read_both(completions: Any, **asked: Any) -> tuple[Any, str]:
-    """Returns the message of an answer and its end, which are the same in a stream."""
-    whole = completions.create(**ASKED, **asked).choices[0]
-    with completions.stream(**ASKED, **asked) as stream:
-        for _ in stream:
-            pass
-        joined_choice = stream.get_final_completion().choices[0]
-    message, joined_message = whole.message, joined_choice.message
-    assert joined_choice.finish_reason == whole.finish_reason
-    assert joined_message.role == message.role == "assistant"
-    for name in ("content", "reasoning_content"):
-        assert getattr(joined_message, name, None) == getattr(message, name, None)
-    functions = [
-        [(call.function.name, call.function.arguments) for call in answer.tool_calls or []]
-        for answer in (message, joined_message)
-    ]
-    assert functions[0] == functions[1]
-    assert len({call.id for call in joined_message.tool_calls or []}) == len(functions[1])
-    return joined_message, whole.finish_reason
+def read(client: Any, **asked: Any) -> tuple[Any, str]:
+    """Returns the message of an answer, and why it ended."""
+    (choice,) = read_both(client, **ASKED, **asked)
+    return choice.message, choice.finish_reason
 
 
 def test_the_client_gets_the_calls_that_a_model_writes() -> None:
@@ -139,11 +125,11 @@ def test_the_client_gets_the_calls_that_a_model_writes() -> None:
     template = TURNS + "{# <tool_call> </think> #}"
     with answering(template) as (client, write):
         write(f"<think>Rain or snow?</think>\n\nI look.\n{RAIN}\n{SNOW}")
-        message, reason = read_both(client.chat.completions, tools=TOOLS)
+        message, reason = read(client, tools=TOOLS)
         assert (message.content, message.reasoning_content) == ("I look.", "Rain or snow?")
         called = [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls]
         assert (called, reason) == (CALLED, "tool_calls")
-        message, _ = read_both(client.chat.completions, tools=TOOLS, parallel_tool_calls=False)
+        message, _ = read(client, tools=TOOLS, parallel_tool_calls=False)
         assert len(message.tool_calls) == 1
         # The results of the calls go back, and the answer is text.
         results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in
@@ -153,13 +139,13 @@ def test_the_client_gets_the_calls_that_a_model_writes() -> None:
         again = client.chat.completions.create(model="mini", messages=turns, tools=TOOLS).choices[0]
         assert (again.message.content, again.finish_reason) == ("No rain.", "stop")
         write(f"Broken: {BROKEN[0]}")
-        message, reason = read_both(client.chat.completions, tools=TOOLS)
+        message, reason = read(client, tools=TOOLS)
         assert (message.content, message.tool_calls) == (f"Broken: {BROKEN[0]}", None)
         assert reason == "stop"
         # Without tools, tags are text.
         write(SNOW)
         for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            assert read_both(client.chat.completions, **asked)[0].content == SNOW
+            assert read(client, **asked)[0].content == SNOW
         full = client.chat.completions.create(**ASKED, tools=TOOLS, max_tokens=8).choices[0]
         assert (full.message.tool_calls, full.finish_reason) == (None, "length")
 
@@ -170,15 +156,15 @@ def test_tags_that_are_special_tokens_are_read_too() -> None:
         write(
             '<|channel>thought\nHm.<channel|><|tool_call>call:rain{city:<|"|>Oslo<|"|>}<tool_call|>'
         )
-        message, reason = read_both(client.chat.completions, tools=TOOLS)
+        message, reason = read(client, tools=TOOLS)
         assert (message.content, message.reasoning_content) == (None, "Hm.")
         assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo"}
         assert reason == "tool_calls"
         # Other special tokens are not shown.
         write("A<other> b")
-        assert read_both(client.chat.completions, tools=TOOLS)[0].content == "A b"
+        assert read(client, tools=TOOLS)[0].content == "A b"
     with answering(TURNS + "<think>\n") as (client, write):
         # The model sees the prompt's tag as the beginning of its answer.
         write("<think>\nHm.</think>Yes.")
-        message, _ = read_both(client.chat.completions)
+        message, _ = read(client)
         assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")

@@ -6,14 +6,7 @@ import pytest
 from tiny_models import load_xlnet
 from toys import HashModel
 
-from dllm_decode import (
-    AnySubsetVerify,
-    MultiBlock,
-    PrefixCache,
-    decode,
-    new_decoder,
-    run,
-)
+from dllm_decode import AnySubsetVerify, MultiBlock, PrefixCache, decode, new_decoder, run
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
 from samplers import ConfidenceThreshold

@@ -12,14 +12,7 @@ import torch
 from eval_runs import CountedModel, TokenIds, write_tasks
 from toys import HashModel
 
-from dllm_decode import (
-    DecodeConfig,
-    MaskPredictor,
-    NoCache,
-    NoVerifier,
-    decode,
-    load_model,
-)
+from dllm_decode import DecodeConfig, MaskPredictor, NoCache, NoVerifier, decode, load_model
 from dllm_decode.blocks import MultiBlock, Sequential
 from dllm_decode.settings.models import open_model
 from eval.commands import evaluate as main

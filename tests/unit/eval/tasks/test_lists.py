@@ -4,13 +4,7 @@ import random
 
 import pytest
 
-from eval.tasks.lists import (
-    OUTPUTS,
-    ListQuestion,
-    ListTask,
-    valid_outputs,
-    words_of_lists,
-)
+from eval.tasks.lists import OUTPUTS, ListQuestion, ListTask, valid_outputs, words_of_lists
 
 KEYWORDS = tuple(OUTPUTS)
 ITEMS = words_of_lists()

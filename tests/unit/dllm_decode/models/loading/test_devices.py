@@ -30,7 +30,7 @@ def test_a_cpu_without_instructions_for_the_weights_is_warned_of(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
-    monkeypatch.setattr(devices, "_SMALL", 1)
+    monkeypatch.setattr(devices, "_MIN_SLOW_BYTES", 1)
     with caplog.at_level(logging.WARNING, "dllm_decode"):
         load_tiny("llada", dtype=dtype)
     is_slow = capability == "AVX2" and dtype == "bfloat16"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tiny_models import EVERY_FAMILY, load_tiny, new_tiny, write_gemma
+from tiny_models import EVERY_FAMILY, edit_config, load_tiny, new_tiny, write_gemma
 from tiny_models import load_without_tokenizer as load_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -29,11 +29,6 @@ from dllm_decode.models.loading import find, load, placement, weights
 def folder(tmp_path) -> Path:
     save_model(new_tiny(), tmp_path / "small")
     return tmp_path / "small"
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:

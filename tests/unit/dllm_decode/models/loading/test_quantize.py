@@ -10,10 +10,7 @@ from dllm_decode import DualCache, ForwardInputs, generate
 from dllm_decode import load_model as load_with_tokenizer
 from dllm_decode.models import MaskedTransformer, replace_weights, save_model
 from dllm_decode.models.loading import load, quantize
-from dllm_decode.models.network.eight_bits import (
-    EightBitLinear,
-    can_multiply_int8,
-)
+from dllm_decode.models.network.eight_bits import EightBitLinear, can_multiply_int8
 from dllm_decode.models.network.packed import Linear
 from dllm_decode.models.network.transformer import Transformer
 

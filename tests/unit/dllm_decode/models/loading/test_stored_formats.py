@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import MODELS, load_without_tokenizer, new_tiny, write_gemma
+from tiny_models import MODELS, edit_config, load_without_tokenizer, new_tiny, write_gemma
 from torch import Tensor
 
 from dllm_decode.cli.main import main
@@ -60,11 +60,6 @@ def test_a_matrix_is_the_recorded_one(kind: str) -> None:
 
 # Matrices of the tiny model that have the recorded shape.
 NAMES = [f"model.transformer.blocks.{layer}.ff_out" for layer in range(2)]
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.fixture

@@ -3,11 +3,7 @@ from pathlib import Path
 import pytest
 from tiny_models import tokenizer_of
 from toys import tiny_llama
-from transformers import (
-    GenerationConfig,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import GenerationConfig, MistralConfig, MistralForCausalLM
 
 from dllm_decode import CausalTarget, load_target
 

@@ -5,15 +5,7 @@ from itertools import product
 import torch
 from toys import HashModel, answers_of, beginning_of, paths_of, tiny_target
 
-from dllm_decode import (
-    ARVerify,
-    Draft,
-    Recycling,
-    as_causal_target,
-    decode,
-    generate,
-    load_model,
-)
+from dllm_decode import ARVerify, Draft, Recycling, as_causal_target, decode, generate, load_model
 from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule

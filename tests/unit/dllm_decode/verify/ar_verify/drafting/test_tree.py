@@ -13,15 +13,7 @@ from torch import Tensor
 from toys import DriftingModel, beginning_of, logits_of, paths_of, tiny_llama, tiny_target
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from dllm_decode import (
-    ARVerify,
-    CausalTarget,
-    Draft,
-    Drafting,
-    DraftLength,
-    Tree,
-    decode,
-)
+from dllm_decode import ARVerify, CausalTarget, Draft, Drafting, DraftLength, Tree, decode
 from dllm_decode.models.targets.causal import Reading
 from dllm_decode.models.targets.trees import ancestors
 from dllm_decode.verify.acceptance import accept_tree
