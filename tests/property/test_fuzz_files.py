@@ -29,8 +29,8 @@ from dllm_decode.models.loading.find import ASSETS
 from eval.reports.summary import summarise
 from eval.runs.folder import Folder
 from eval.runs.runner import execute
-from eval.runs.sweep import read_sweep
 from eval.runs.task_addresses import parse_task
+from eval.sweeps.sweep import read_sweep
 from samplers import FixedSchedule
 
 MAX_S = 10.0

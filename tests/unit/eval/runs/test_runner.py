@@ -29,7 +29,7 @@ from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
-from eval.runs.sweep import Sweep
+from eval.sweeps.sweep import Sweep
 from samplers import FixedSchedule, Wino
 
 
