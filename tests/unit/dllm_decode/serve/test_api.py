@@ -20,7 +20,7 @@ from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 
 httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
-fields = pytest.importorskip("dllm_decode.serve.fields", reason="needs the extra serve")
+fields = pytest.importorskip("dllm_decode.serve.request_fields", reason="needs the extra serve")
 
 MODEL, TOKENIZER = load_model("mini")
 JSON = {"content-type": "application/json"}
