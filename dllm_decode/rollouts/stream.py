@@ -19,7 +19,7 @@ from dllm_decode.engine.decoding import raise_errors
 from dllm_decode.engine.loop import rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.weight_versions import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint

@@ -12,9 +12,9 @@ from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
 from dllm_decode.models.loading.devices import warn_if_slow, warn_if_too_large
-from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.load_options import LoadOptions, require_left_out, require_options
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.models.loading.model_needs import generation_config_of, max_length_of
 from dllm_decode.models.loading.placement import (
     Device,
