@@ -38,7 +38,7 @@ from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.text_requests import automaton_of
-from dllm_decode.text.texts import ChatMode, prompt_ids
+from dllm_decode.text.tokenization import ChatMode, prompt_ids
 from samplers.expression import expression_of
 
 

@@ -17,7 +17,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.weight_versions import version_of
 from dllm_decode.models.masked_transformer import attention_on, require_own_network
 from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_steps
-from dllm_decode.rollouts.record import Rollout, Write
+from dllm_decode.rollouts.rollout import Rollout, Write
 from dllm_decode.rollouts.scored_rows import ScoredRow, rows_of
 from samplers.checks import require_integer, shown
 from samplers.logits.float64 import widest

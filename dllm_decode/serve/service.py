@@ -19,7 +19,7 @@ from dllm_decode.serve.lanes import ENDING, FullError, Lane, LaneRunner
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.message_readers import Parsers
 from dllm_decode.serve.metrics import Metrics
-from dllm_decode.text.texts import Tokenizer
+from dllm_decode.text.tokenization import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
 

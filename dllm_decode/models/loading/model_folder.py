@@ -37,7 +37,12 @@ def find_config(source: str | Path, revision: str | None = None) -> Path:
 
 
 def find_on_disk(source: str | Path, revision: str | None = None) -> Path | None:
-    """Returns the folder of an embedded model or of a path; `None` for a hub id."""
+    """Returns the folder of an embedded model or of a path; `None` for a hub id.
+
+    Raises:
+        FileNotFoundError: If the source is none of these.
+        ValueError: If the source is in GGUF, or a revision is passed with a source on this disk.
+    """
     embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
     # An empty text would be the folder that Python runs in.
     is_path = isinstance(source, str | os.PathLike) and source != ""

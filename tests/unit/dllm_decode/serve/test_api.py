@@ -14,7 +14,7 @@ from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
 from dllm_decode import S2D2, DecodeConfig, generate, load_model, new_decoder
 from dllm_decode.serve.limits import Limits
-from dllm_decode.text.texts import prompt_ids
+from dllm_decode.text.tokenization import prompt_ids
 from eval.tasks import Ledgers
 from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 
