@@ -1,1 +1,1 @@
-"""Ways to draft: a path, a tree or a draw from logits; copies of text; likely tokens of before."""
+"""Ways to draft: a path, a tree, a block or a draw from logits; copies and recycled tokens."""
