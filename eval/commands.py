@@ -37,13 +37,13 @@ _DEFAULT_SAMPLERS = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.run_actions:run",
+        "eval.sweeps.actions:run",
         (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_DEFAULT_SAMPLERS),
          _BATCHES, *_DECODE_AND_RECORD, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.run_actions:sweep",
+        "run every combination that a TOML file names", "eval.sweeps.actions:sweep",
         (OptionGroup(arguments.RunOptions, names=("config", "out", "model")), *_DECODE_AND_RECORD),
         _KEPT,
     ),

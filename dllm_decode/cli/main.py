@@ -62,7 +62,7 @@ LISTS = {
 } | {
     "models": Command(
         "list the models; or what one needs, before it is downloaded",
-        "dllm_decode.cli.needs:run",
+        "dllm_decode.cli.model_description:run",
         (OptionGroup(own.NamedModel),),
     )
 }

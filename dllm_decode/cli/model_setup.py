@@ -24,7 +24,7 @@ from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import KINDS, build_plugins, canonical_plugin
 from dllm_decode.text import constraints
-from dllm_decode.text.texts import ChatMode
+from dllm_decode.text.tokenization import ChatMode
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]

@@ -16,7 +16,7 @@ import msgspec
 from dllm_decode import Request, RequestQueue, run
 from dllm_decode.cli.input_lines import InputLine, place_of, read_prompts
 from dllm_decode.cli.model_setup import ModelSetup
-from dllm_decode.core.files import append_text
+from dllm_decode.core.files import append_text, mend_last_line, whole_lines
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
@@ -27,11 +27,9 @@ from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
     digest,
     digest_of_file,
-    mend_last_line,
     only_writer,
     output_file,
     parse_json,
-    whole_lines,
 )
 from dllm_decode.settings.plugins import sources_of
 from dllm_decode.settings.ranks import ALONE, ProcessRank
@@ -40,7 +38,7 @@ from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.text_requests import automaton_of
-from dllm_decode.text.texts import ChatMode, prompt_ids
+from dllm_decode.text.tokenization import ChatMode, prompt_ids
 from samplers.expression import expression_of
 
 

@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
         # These modules need the extra `serve`, and load torch.
         from dllm_decode.cli.model_setup import load_setup
         from dllm_decode.serve.api import require_key
-        from dllm_decode.serve.calls import Parsers
+        from dllm_decode.serve.message_readers import Parsers
         from dllm_decode.serve.server import serve
         from dllm_decode.serve.service import Service
         from dllm_decode.serve.warm_up import warm_up

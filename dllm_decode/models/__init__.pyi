@@ -1,8 +1,8 @@
 from .loading.export import save_model
 from .loading.load import load_model
 from .loading.new_llada import new_llada
-from .loading.new_weights import replace_weights
 from .loading.target import load_drafter, load_target
+from .loading.weight_versions import replace_weights
 from .masked_transformer import MaskedTransformer
 from .network.config import NetworkConfig
 from .network.transformer import Transformer

@@ -1,9 +1,9 @@
 """Rollouts: decodes that can be scored again under new weights, exactly and with gradients."""
 
 from dllm_decode.rollouts.canvases import Canvases
-from dllm_decode.rollouts.record import Rollout, Write, read_rollouts, save_rollouts
+from dllm_decode.rollouts.rollout import Rollout, Write, read_rollouts, save_rollouts
+from dllm_decode.rollouts.rollout_groups import RolloutGroup, roll_out
 from dllm_decode.rollouts.score import Scores, score
-from dllm_decode.rollouts.stream import RolloutGroup, roll_out
 
 __all__ = [
     "Canvases",

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.rollouts.record import Rollout, Write
+from dllm_decode.rollouts.rollout import Rollout, Write
 from samplers.checks import shown
 
 

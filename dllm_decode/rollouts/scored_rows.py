@@ -23,7 +23,7 @@ from torch import Tensor
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.rollouts.canvases import Canvases
-from dllm_decode.rollouts.record import Rollout
+from dllm_decode.rollouts.rollout import Rollout
 
 
 class ScoredRow(NamedTuple):

@@ -14,15 +14,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dllm_decode.serve import weights
-from dllm_decode.serve.calls import Json
+from dllm_decode.serve.answer_forms import form_of
 from dllm_decode.serve.choices import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.exchange import Exchange
-from dllm_decode.serve.fields import Chat, Completion, Weights
-from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
 from dllm_decode.serve.log import RequestLog
+from dllm_decode.serve.request_fields import Chat, Completion, Weights
+from dllm_decode.serve.request_parts import Json
 from dllm_decode.serve.responses import ItemExchange, ResponseFields, own_names
 from dllm_decode.serve.service import Channel, Service
 

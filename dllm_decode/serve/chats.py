@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.parts import Turn
+from dllm_decode.serve.request_parts import Turn
 from dllm_decode.serve.service import Service
 
 # Marks the model's own words for training; only transformers knows the tag.

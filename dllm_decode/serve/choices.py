@@ -1,4 +1,4 @@
-"""Requests of clients as rows of the loop."""
+"""The answers that a request asks for: a row of the loop for each, and how its text is sent."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -9,12 +9,11 @@ from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.stopping import stop_rule
-from dllm_decode.serve.calls import MessageReader
 from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
-from dllm_decode.serve.fields import Chat, Completion, CompletionFields
-from dllm_decode.serve.forms import CallReader
 from dllm_decode.serve.jobs import Job, Recorder
+from dllm_decode.serve.message_readers import CallReader, MessageReader
+from dllm_decode.serve.request_fields import Chat, Completion, CompletionFields
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.brackets import split_blanks
 from dllm_decode.text.prose import Prose

@@ -12,9 +12,9 @@ from typing import Any
 
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.serve.answer_forms import Form
 from dllm_decode.serve.compiler_process import CompilerProcess
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.forms import Form
 from dllm_decode.text.constraints import read_vocabulary
 
 _NUM_KEPT = 64

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.serve.calls import Json
 from dllm_decode.serve.choices import ResponseChoice
 from dllm_decode.serve.errors import RefusedError, writable_text
-from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import CanvasShown, Finished, Scored, Update
+from dllm_decode.serve.request_fields import Chat, Completion, StreamOptions
+from dllm_decode.serve.request_parts import Json
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.unknown_words import unknown_words
 

@@ -15,7 +15,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.ended import Ended
 from dllm_decode.engine.loop import rounds
-from dllm_decode.models.loading.new_weights import replace_weights, version_of
+from dllm_decode.models.loading.weight_versions import replace_weights, version_of
 from dllm_decode.models.masked_transformer import require_own_network
 from dllm_decode.serve.jobs import CanvasShown, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits

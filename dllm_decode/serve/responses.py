@@ -8,11 +8,18 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from dllm_decode.serve.calls import Json
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.exchange import Exchange, event
-from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat
-from dllm_decode.serve.parts import ClientField, Content, Strict, Text, ToolMode, without_nulls
+from dllm_decode.serve.request_fields import MAX_TOOLS, AnswerFields, Chat
+from dllm_decode.serve.request_parts import (
+    ClientField,
+    Content,
+    Json,
+    Strict,
+    Text,
+    ToolMode,
+    without_nulls,
+)
 
 # The names that fields of a chat have in a request for a response.
 _NAMES = {

@@ -12,14 +12,14 @@ from weakref import WeakSet
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.serve.calls import Parsers
 from dllm_decode.serve.compiler import Compiler
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Update
 from dllm_decode.serve.lanes import ENDING, FullError, Lane, LaneRunner
 from dllm_decode.serve.limits import Limits
+from dllm_decode.serve.message_readers import Parsers
 from dllm_decode.serve.metrics import Metrics
-from dllm_decode.text.texts import Tokenizer
+from dllm_decode.text.tokenization import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
 

@@ -5,10 +5,10 @@ import json
 import logging
 from pathlib import Path, PurePath
 
-from dllm_decode.serve.calls import Json
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.fields import Weights
 from dllm_decode.serve.lanes import FullError
+from dllm_decode.serve.request_fields import Weights
+from dllm_decode.serve.request_parts import Json
 from dllm_decode.serve.service import Channel, Service
 
 _LOG = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
-"""Reads and writes JSON files, and computes digests of files and values."""
+"""Reads and writes JSON files, checks paths that options name, and computes digests."""
 
 import json
-import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,6 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from dllm_decode.core.files import in_a_sentence, write_text
-from samplers.checks import shown
 
 Value = TypeVar("Value")
 
@@ -153,55 +151,6 @@ def only_writer(file: Path, refusal: str, *, timeout_s: float = 0.0) -> Iterator
             yield
     except Timeout:
         raise ValueError(refusal) from None
-
-
-def whole_lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the lines of a file of JSON lines, each after its place for messages.
-
-    Blank lines are left out, and so is a torn last line, which a killed process has left. A last
-    line without a line end is torn only if it is no JSON.
-    """
-    *lines, last = file.read_bytes().split(b"\n")
-    for number, line in enumerate([*lines, b"" if _is_torn(last) else last], start=1):
-        if line.strip():
-            yield f"Line {number} of {file}", line
-
-
-def mend_last_line(path: Path, beginning: bytes) -> None:
-    """Removes a torn last line, and ends a whole last line that has no line end.
-
-    Args:
-        path: The file; one that does not exist is not made.
-        beginning: The first bytes of every line that a process writes here.
-
-    Raises:
-        ValueError: If a torn line begins otherwise, so that somebody else wrote it.
-    """
-    content = path.read_bytes() if path.exists() else b""
-    end = content.rfind(b"\n") + 1
-    last = content[end:]
-    if not last:
-        return
-    is_torn = _is_torn(last)
-    if is_torn and last[: len(beginning)] != beginning[: len(last)]:
-        raise ValueError(
-            f"{path} must be new, or hold lines that begin with {beginning.decode()}, got a last "
-            f"line {shown(last[:80].decode(errors='replace'))}. Choose another file."
-        )
-    with path.open("r+b") as file:
-        if is_torn:
-            file.truncate(end)
-        else:
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")
-
-
-def _is_torn(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line.removeprefix(BOM_UTF8))
-    except (ValueError, RecursionError):
-        return True
-    return False
 
 
 def digest_of_file(file: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.models.loading.find import find_here
+from dllm_decode.models.loading.model_folder import find_on_disk
 from dllm_decode.settings.argument_checks import argument_check_of, exported_names
 from dllm_decode.settings.options import OPTIONS
 from samplers.expression import parse_expression
@@ -48,7 +48,7 @@ def require_known(options: Namespace) -> None:
             DecodeConfig().updated(**{name: value})
     for address in _given_values(options, "model"):
         # A folder may have a question mark in its name.
-        find_here(address if Path(address).is_dir() else address.partition("?")[0])
+        find_on_disk(address if Path(address).is_dir() else address.partition("?")[0])
 
 
 def _given_values(options: Namespace, name: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from dllm_decode.core.files import write_text
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request
 from dllm_decode.text.prose import Prose
-from dllm_decode.text.texts import Tokenizer
+from dllm_decode.text.tokenization import Tokenizer
 
 
 class TokenCommit(NamedTuple):

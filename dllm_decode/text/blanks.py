@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.text.brackets import split_blanks, split_choices
-from dllm_decode.text.texts import Tokenizer, text_ids, warn_of_unknown_words
+from dllm_decode.text.tokenization import Tokenizer, text_ids, warn_of_unknown_words
 
 
 class Choice(NamedTuple):

@@ -29,7 +29,7 @@ from dllm_decode.text.blanks import start_ids
 from dllm_decode.text.generate_options import GenerateOptions, read_options
 from dllm_decode.text.streamer import PrefixStreamer, answer_stream
 from dllm_decode.text.text_requests import decoder_of_texts, read_templates, requests_of_texts
-from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
+from dllm_decode.text.tokenization import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer
 

@@ -24,7 +24,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder, raise_errors
 from dllm_decode.engine.loop import run
 from dllm_decode.text.blanks import Choice, pieces_of, start_ids
-from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
+from dllm_decode.text.tokenization import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact
 from samplers.view import View

@@ -20,7 +20,7 @@ from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, read_options
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.text_requests import decoder_of_texts
-from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
+from dllm_decode.text.tokenization import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 
 

@@ -19,7 +19,7 @@ from dllm_decode.engine.requests import requests_of
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.blanks import template_ids
-from dllm_decode.text.texts import Tokenizer
+from dllm_decode.text.tokenization import Tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
 

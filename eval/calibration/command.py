@@ -18,9 +18,8 @@ from eval.calibration.procedure import Guarantee
 from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
-from eval.runs.runner import PlannedRun, open_part, plan_runs
+from eval.runs.runner import PlannedRun, open_part, plan_runs, warn_of_runs
 from eval.runs.settings import RunParts, RunSettings, run_of
-from eval.runs.sweep import warn_of_runs
 from eval.runs.task_addresses import Selection, parse_task
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"

@@ -12,7 +12,7 @@ from rich.console import Console
 from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.settings.files import require_folder_or_new
 from dllm_decode.settings.models import open_model
-from eval.lm_harness.records import records_of
+from eval.lm_harness.answer_costs import records_of
 from eval.lm_harness.settings import settings_of
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dllm_decode import DecodeOutput, MaskPredictor, decode
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.settings.files import digest
 from dllm_decode.text.prose import Prose
+from eval.lm_harness.answer_costs import CostLedger, records_of, summary_of
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, MonteCarlo
 from eval.lm_harness.lm_jobs import JobPrompt, LmJob, alike, chunks, distinct, warn_of_unknown
-from eval.lm_harness.records import CostLedger, records_of, summary_of
 from eval.lm_harness.settings import LmSettings
 from eval.runs.prompts import require_template
 from eval.runs.scoring import cost_of

@@ -1,1 +1,1 @@
-"""Reports: tables, pictures, replays, and the live view of a decode."""
+"""Reports of results folders: tables, a page, replays, advice and comparisons."""

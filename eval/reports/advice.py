@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.metrics.costs import CostMeasure, SummaryRow, speedup_of
-from eval.reports.names import names_of
+from eval.reports.setting_names import names_of
 
 TOLERANCE = 0.02
 """Loss of accuracy, in [0, 1], that the advice accepts."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from eval.metrics.costs import COSTS, CostMeasure, SummaryRow, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
 from eval.reports.advice import advice
-from eval.reports.names import names_of
 from eval.reports.pooling import Pooled, identity
+from eval.reports.setting_names import names_of
 from eval.reports.summary import FolderSummary, summarise
 from eval.reports.table import further_tables, origin
 from eval.reports.templates import fill

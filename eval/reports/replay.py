@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from eval.reports.names import PLUGINS, shortened
+from eval.reports.setting_names import PLUGINS, shortened
 from eval.reports.templates import fill
 from eval.runs.records import Record, TokenDistribution, trace_of
 from eval.runs.settings import RunSettings

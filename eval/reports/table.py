@@ -8,7 +8,7 @@ from rich.console import Console
 from eval.grid import markdown_of, show_grid
 from eval.metrics.costs import CostMeasure, SummaryRow
 from eval.metrics.curves import RowGroup, group_of
-from eval.reports.names import names_of
+from eval.reports.setting_names import names_of
 
 _HEAD = (
     "sampler", "accuracy", "against reference", "p", "tokens/forward", "NFE", "columns",

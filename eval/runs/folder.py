@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from dllm_decode.core.files import mend_last_line
 from dllm_decode.settings.files import (
     checked_value,
     digest,
-    mend_last_line,
     only_writer,
     read_object,
     require_folder_or_new,

@@ -9,8 +9,8 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from dllm_decode.core.files import append_text
-from dllm_decode.settings.files import parse_json, whole_lines
+from dllm_decode.core.files import append_text, whole_lines
+from dllm_decode.settings.files import parse_json
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
 StoredInteger: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

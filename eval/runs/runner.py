@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.runs.folder import Folder
+from eval.runs.prompts import warn_of_prompts
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
 from eval.runs.reporter import SILENT, Reporter
@@ -227,6 +228,17 @@ def plan_runs(runs: Sequence[Run]) -> list[PlannedRun]:
                 "it would count as two."
             )
     return planned_runs
+
+
+def warn_of_runs(runs: Sequence[PlannedRun]) -> None:
+    """Warns on standard error, by task and model, of unknown words in the prompts of runs."""
+    warned = set()
+    for run, examples, settings in runs:
+        key = (settings.model, settings.task, settings.prompts)
+        if key not in warned:
+            warned.add(key)
+            label = f"{settings.task}, model {settings.model}"
+            warn_of_prompts(label, run.tokenizer, examples, chat=settings.prompts == "chat")
 
 
 def _refusal(reasons: Mapping[str, Sequence[str]], num_runs: int) -> str:

@@ -32,8 +32,8 @@ from worlds import TABLE, Answer, accuracies, kinds_of
 
 from dllm_decode import NoCache, PrefixCache, decode_many, load_model, training
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
-from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
 from dllm_decode.training.from_model import copy_by_words, start_from, write_fast_dllm_v2

@@ -48,7 +48,13 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sorted(files - names) == []
-    for kind in (r".*/py\.typed", r".*\.pyi", r".*\.safetensors", r"eval/sweeps/.*", ".*/help/.*"):
+    for kind in (
+        r".*/py\.typed",
+        r".*\.pyi",
+        r".*\.safetensors",
+        r"eval/sweeps/.*\.toml",
+        ".*/help/.*",
+    ):
         assert any(re.fullmatch(kind, name) for name in names), kind
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)

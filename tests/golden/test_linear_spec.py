@@ -21,7 +21,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.models.targets.network import CausalInputs
+from dllm_decode.models.targets.target_network import CausalInputs
 from samplers import ConfidenceThreshold
 
 FOLDER = MODELS.parent / "nemotron_spec"

@@ -15,7 +15,7 @@ import time
 import traceback
 
 import eval.reports.command
-import eval.runs.sweep
+import eval.sweeps.sweep
 import eval.training.filter_command  # noqa: F401 - before the forks
 from dllm_decode.cli.main import main
 

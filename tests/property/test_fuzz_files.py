@@ -25,12 +25,12 @@ from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_t
 
 from dllm_decode import decode
 from dllm_decode.models import load_model, save_model
-from dllm_decode.models.loading.find import ASSETS
+from dllm_decode.models.loading.model_folder import ASSETS
 from eval.reports.summary import summarise
 from eval.runs.folder import Folder
 from eval.runs.runner import execute
-from eval.runs.sweep import read_sweep
 from eval.runs.task_addresses import parse_task
+from eval.sweeps.sweep import read_sweep
 from samplers import FixedSchedule
 
 MAX_S = 10.0

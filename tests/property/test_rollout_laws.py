@@ -25,8 +25,8 @@ from dllm_decode.caches import DelayedCache, DualCache, FreeCache, NoCache, Pref
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.loop import run
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.new_weights import version_of
-from dllm_decode.rollouts.record import RolloutRecorder
+from dllm_decode.models.loading.weight_versions import version_of
+from dllm_decode.rollouts.rollout import RolloutRecorder
 from dllm_decode.verify import SelfVerify
 from samplers import T2M, ConfidenceThreshold, Fact, FixedSchedule, JointThreshold, Sampler, Wino
 

@@ -11,8 +11,8 @@ import dllm_decode
 import samplers
 from dllm_decode import blocks, caches, verify
 from eval.commands import make_eval_parser
-from eval.runs.sweep import DEFAULT_SAMPLERS
 from eval.runs.task_addresses import parse_task
+from eval.sweeps.sweep import DEFAULT_SAMPLERS
 from eval.tasks.gsm8k import PROTOCOLS
 from samplers import ALL_SAMPLERS
 

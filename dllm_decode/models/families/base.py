@@ -14,7 +14,7 @@ from dllm_decode.models.families.reader import (
     is_integer,
 )
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.parts import pattern_of
+from dllm_decode.models.network.tensor_names import pattern_of
 from dllm_decode.models.network.transformer import Transformer
 
 

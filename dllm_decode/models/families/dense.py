@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from dllm_decode.models.families.base import Family, Refusal
-from dllm_decode.models.families.shared import (
+from dllm_decode.models.families.transformers_format import (
     NAMES,
     NO_BIAS,
     NO_MLP_BIAS,

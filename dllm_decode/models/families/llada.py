@@ -5,7 +5,7 @@ Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/ab
 
 from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.families.shared import (
+from dllm_decode.models.families.transformers_format import (
     MOST_LAYERS,
     read_norm_eps,
     read_rope,

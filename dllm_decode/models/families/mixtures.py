@@ -5,7 +5,7 @@ from dataclasses import replace
 from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.dense import DENSE
 from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader
-from dllm_decode.models.families.shared import (
+from dllm_decode.models.families.transformers_format import (
     MOE_NAMES,
     MOST_EXPERTS,
     NO_BIAS,

@@ -12,7 +12,7 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.models.graphs.backends import Backend, Buffers, Replay, backend_on
-from dllm_decode.models.graphs.kinds import GraphKind, kind_of
+from dllm_decode.models.graphs.graph_kinds import GraphKind, kind_of
 from dllm_decode.models.graphs.lasting_cache import LastingCache
 from dllm_decode.models.graphs.static_inputs import fill, inputs_in, new_buffers, result_of
 from dllm_decode.models.network.operations import EAGER, compiled_pointwise

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.graphs.backends import Buffers
-from dllm_decode.models.graphs.kinds import GraphKind
+from dllm_decode.models.graphs.graph_kinds import GraphKind
 from dllm_decode.models.network.context import join_columns, rows_of
 
 

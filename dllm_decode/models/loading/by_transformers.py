@@ -11,7 +11,7 @@ from torch import nn
 
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.needs import generation_of
+from dllm_decode.models.loading.model_needs import generation_config_of
 from dllm_decode.models.loading.weights import digest_of_tensor, model_files
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def load_xlnet(
     network.to(device, dtype or network.transformer.word_embedding.weight.dtype)
     if mask_id is None:
         mask_id = _MASK_ID_OF_XLNET if tokenizer is None else tokenizer.mask_token_id
-    ends = (generation_of(folder) or config).integers(
+    ends = (generation_config_of(folder) or config).integers(
         "eos_token_id", most=int(network.config.vocab_size) - 1
     )
     model = XLNet(network, name=name, mask_id=mask_id, eos_ids=tuple(ends))

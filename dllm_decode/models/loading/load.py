@@ -12,10 +12,10 @@ from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
 from dllm_decode.models.loading.devices import warn_if_slow, warn_if_too_large
-from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.load_options import LoadOptions, require_left_out, require_options
-from dllm_decode.models.loading.needs import generation_of, max_length_of
+from dllm_decode.models.loading.model_folder import find_model
+from dllm_decode.models.loading.model_needs import generation_config_of, max_length_of
 from dllm_decode.models.loading.placement import (
     Device,
     allocate,
@@ -195,7 +195,7 @@ def _load_network(
         block_length=options.block_length,
         tokenizer_mask_id=None if loaded_tokenizer is None else loaded_tokenizer.mask_token_id,
         tokenizer_eos_id=None if loaded_tokenizer is None else loaded_tokenizer.eos_token_id,
-        generation=generation_of(folder),
+        generation=generation_config_of(folder),
     )
     transformer = new_on_meta(facts.shape)
     files = weight_files(folder)

@@ -8,9 +8,9 @@ import torch
 from dllm_decode.core.other_names import one_of
 from dllm_decode.models.loading.adapters import read_adapter
 from dllm_decode.models.loading.by_transformers import by_transformers, load_by_transformers
-from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.load_options import LoadOptions, require_options
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.models.loading.placement import Device, available
 from dllm_decode.models.loading.weights import model_files, require_finite, weight_files
 from dllm_decode.models.masked_transformer import MaskedTransformer

@@ -20,7 +20,7 @@ from dllm_decode.models.network.eight_bits import EightBitLinear
 from dllm_decode.models.network.layer import Layer, Norm, take_wanted
 from dllm_decode.models.network.operations import EAGER, Pointwise
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
-from dllm_decode.models.network.parts import tensors_of
+from dllm_decode.models.network.tensor_names import tensors_of
 
 
 class Transformer(nn.Module):

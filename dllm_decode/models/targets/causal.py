@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
-from dllm_decode.models.targets.network import (
+from dllm_decode.models.targets.target_network import (
     CausalInputs,
     CausalNetwork,
     LayerKVs,

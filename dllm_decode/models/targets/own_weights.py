@@ -14,7 +14,7 @@ from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.causal_only import CausalOnly
-from dllm_decode.models.targets.network import CausalInputs, CausalOutput, LayerKVs
+from dllm_decode.models.targets.target_network import CausalInputs, CausalOutput, LayerKVs
 
 
 def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:

@@ -54,7 +54,7 @@ from dllm_decode import (
     score,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.rollouts.stream import rollouts_of
+from dllm_decode.rollouts.rollout_groups import rollouts_of
 from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler
 from samplers.facts import Fact
 from samplers.logits.float64 import has_float64, widest

@@ -1,1 +1,1 @@
-"""Ways to draft: search for a path, or draw one."""
+"""Ways to draft: a path, a tree, a block or a draw from logits; copies and recycled tokens."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.models.targets.network import CausalInputs
+from dllm_decode.models.targets.target_network import CausalInputs
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
 from dllm_decode.verify.target_round import require_target

@@ -17,7 +17,7 @@ from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.options import DecodeOptions
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.engine.compatibility import require_plugins
-from dllm_decode.models.loading.find import find_model
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.text.generate_options import read_options
 from samplers import ConfidenceThreshold, FixedSchedule, parse
 from samplers.checks import require_finite_non_negative

@@ -21,7 +21,7 @@ from dllm_decode import (
     score,
 )
 from dllm_decode.models.network.transformer import Transformer
-from dllm_decode.rollouts.stream import rollouts_of
+from dllm_decode.rollouts.rollout_groups import rollouts_of
 from samplers import ConfidenceThreshold
 
 

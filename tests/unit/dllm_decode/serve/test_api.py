@@ -14,13 +14,13 @@ from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
 from dllm_decode import S2D2, DecodeConfig, generate, load_model, new_decoder
 from dllm_decode.serve.limits import Limits
-from dllm_decode.text.texts import prompt_ids
+from dllm_decode.text.tokenization import prompt_ids
 from eval.tasks import Ledgers
 from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 
 httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
-fields = pytest.importorskip("dllm_decode.serve.fields", reason="needs the extra serve")
+fields = pytest.importorskip("dllm_decode.serve.request_fields", reason="needs the extra serve")
 
 MODEL, TOKENIZER = load_model("mini")
 JSON = {"content-type": "application/json"}

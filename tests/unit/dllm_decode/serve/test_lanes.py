@@ -26,7 +26,7 @@ from dllm_decode import (
 from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.lanes import FullError, Lane
 from dllm_decode.serve.limits import Limits
-from dllm_decode.text.texts import prompt_ids
+from dllm_decode.text.tokenization import prompt_ids
 from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
 from samplers.view import View

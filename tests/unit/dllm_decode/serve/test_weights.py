@@ -15,7 +15,7 @@ from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
 from dllm_decode import generate, load_model, save_model
 from dllm_decode.cli.main import main
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.weight_versions import version_of
 from dllm_decode.serve.limits import Limits
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, View
 from samplers.fixed_schedule import ScheduleState

@@ -34,7 +34,7 @@ from dllm_decode.core.observers import final_tokens
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.prose import Prose
-from dllm_decode.text.texts import prompt_ids
+from dllm_decode.text.tokenization import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 from samplers.expression import PACKAGES
 

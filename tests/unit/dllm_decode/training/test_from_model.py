@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dllm_decode import decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada
-from dllm_decode.models.loading.find import find_model
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.training.from_model import copy_by_words, start_from, write_fast_dllm_v2
 from samplers import ConfidenceThreshold
 

@@ -18,8 +18,8 @@ from dllm_decode.settings.models import open_model
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser
 from eval.lm_harness import command as lm_command
+from eval.lm_harness.answer_costs import records_of
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
-from eval.lm_harness.records import records_of
 from eval.lm_harness.settings import LmSettings, settings_of
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel

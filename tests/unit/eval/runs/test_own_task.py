@@ -8,8 +8,8 @@ import pytest
 
 from eval.reports.summary import summarise
 from eval.runs.runner import execute
-from eval.runs.sweep import Sweep
 from eval.runs.task_addresses import parse_task
+from eval.sweeps.sweep import Sweep
 
 MODULE = """
 from dataclasses import dataclass

@@ -21,15 +21,15 @@ from dllm_decode.blocks import Sequential
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.ranks import ProcessRank
 from eval.commands import evaluate as main
-from eval.reports.names import names_of
 from eval.reports.replay import panels_of
+from eval.reports.setting_names import names_of
 from eval.reports.summary import summarise
 from eval.runs import provenance
 from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
-from eval.runs.sweep import Sweep
+from eval.sweeps.sweep import Sweep
 from samplers import FixedSchedule, Wino
 
 

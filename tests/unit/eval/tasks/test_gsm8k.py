@@ -9,8 +9,8 @@ from eval_runs import write_lines
 from dllm_decode.blocks import Sequential
 from dllm_decode.settings.models import Loaded
 from eval.runs.settings import config_of
-from eval.runs.sweep import Sweep
 from eval.runs.task_addresses import parse_task
+from eval.sweeps.sweep import Sweep
 from eval.tasks.gsm8k import PROTOCOLS, Gsm8k, flexible_answer, strict_answer
 
 

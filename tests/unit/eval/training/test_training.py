@@ -17,7 +17,7 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, StepEvent, decode, load_model
 from dllm_decode.cli.main import main
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.find import find_model
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.statistics import wilson

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from dllm_decode import load_model
-from dllm_decode.models.loading.find import find_model
+from dllm_decode.models.loading.model_folder import find_model
 from samplers import ConfidenceThreshold
 
 RECIPES = Path(__file__).parents[4] / "examples" / "mini"

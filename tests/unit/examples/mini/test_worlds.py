@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dllm_decode import load_model, load_target
-from dllm_decode.models.loading.find import find_model
+from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.training.examples import lay_out
 from eval.tasks import WordProblems
 from eval.tasks.grammar import cast

@@ -14,9 +14,9 @@ from tiny_models import load_without_tokenizer as load_model
 
 from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family_of
 from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
+from dllm_decode.models.families.transformers_format import MOE_NAMES, NAMES, read_shape
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
-from dllm_decode.models.network.parts import pattern_of
+from dllm_decode.models.network.tensor_names import pattern_of
 from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.training.lora import LoRA
 

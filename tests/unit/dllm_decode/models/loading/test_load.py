@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from dllm_decode.models import MaskedTransformer, load_target, save_model
 from dllm_decode.models import load_model as load_required
-from dllm_decode.models.loading import find, load, placement, weights
+from dllm_decode.models.loading import load, model_folder, placement, weights
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def same(one: MaskedTransformer, other: MaskedTransformer) -> bool:
 def test_an_embedded_model_is_loaded_by_its_name_and_others_are_refused(
     folder, monkeypatch
 ) -> None:
-    monkeypatch.setattr(find, "ASSETS", folder.parent)
+    monkeypatch.setattr(model_folder, "ASSETS", folder.parent)
     assert load_model("small")[0].name == "small"
     with pytest.raises(FileNotFoundError, match=r"embedded name \(small\), got 'smal'"):
         load_model("smal")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dllm_decode import load_model, load_target
-from dllm_decode.models.loading.find import ASSETS
+from dllm_decode.models.loading.model_folder import ASSETS
 
 
 def config(**changes: Any) -> Callable[[Path], object]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts, MoE
-from dllm_decode.models.network.parts import tensors_of
+from dllm_decode.models.network.tensor_names import tensors_of
 
 H = 12
 CONFIGS = {

@@ -1,4 +1,4 @@
-"""The forms of answers that requests ask for: constraints, and calls of functions."""
+"""Forms of answers: the constraints that requests ask for, and those of forced calls."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from dllm_decode.serve.calls import call_part
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.fields import Chat, Completion
+from dllm_decode.serve.message_readers import call_head
+from dllm_decode.serve.request_fields import Chat, Completion
 from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
 from dllm_decode.text.constraints.machines.octets import Octets, in_order, literal, union
 
@@ -78,7 +78,7 @@ class Calls(Constraint):
 
     def octets(self) -> Octets:
         return union(
-            in_order(literal(_head(name)), schema.octets(), literal("}"))
+            in_order(literal(call_head(name)), schema.octets(), literal("}"))
             for name, schema in self.functions.items()
         ).smallest()
 
@@ -100,31 +100,3 @@ def _is_empty(schema: Any) -> bool:
     return isinstance(schema, dict) and all(
         name in _NOTES or (name, part) in _EMPTY.items() for name, part in schema.items()
     )
-
-
-def _head(name: str) -> str:
-    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
-
-
-class CallReader:
-    """Reads the text of a call that the request forces; the call is sent once it is complete.
-
-    Attributes:
-        has_calls: True, because the text is a call.
-    """
-
-    has_calls = True
-
-    def __init__(self) -> None:
-        """Begins before the first character."""
-        self._text = ""
-
-    def more(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Returns the call as part of a message; empty if the text is not complete yet."""
-        self._text += text
-        if not is_last:
-            return {}
-        name = json.loads(self._text)["name"]
-        # As the model wrote them, without the brace that ends the call.
-        function = {"name": name, "arguments": self._text.removeprefix(_head(name))[:-1]}
-        return {"tool_calls": [call_part(0, function)]}

@@ -19,7 +19,7 @@ from dllm_decode import (
     roll_out,
     score,
 )
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.weight_versions import version_of
 from samplers import ConfidenceThreshold
 
 LOADED: Any = load_model("mini", dtype="float32")

@@ -37,6 +37,9 @@ def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
 Text: TypeAlias = Annotated[str, AfterValidator(_check_encodable)]
 Content: TypeAlias = Annotated[
     Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])

@@ -1,16 +1,14 @@
-"""Calls and reasoning that a model writes into its answers, as its chat template shows them."""
+"""Reads the texts of answers as messages: content, and calls and reasoning as models write them."""
 
 import json
 import re
 import secrets
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from dllm_decode.serve.request_parts import Json
 from dllm_decode.settings.arguments import CallParser, ReasoningParser
 from dllm_decode.text.prose import num_begun
-
-Json: TypeAlias = dict[str, Any]
-"""A JSON object."""
 
 
 class Tags(NamedTuple):
@@ -217,6 +215,35 @@ class MessageReader:
             parts.setdefault("tool_calls", []).append(call_part(self._num_calls, call))
             self._num_calls += 1
         self.has_calls = True
+
+
+class CallReader:
+    """Reads the text of a call that the request forces; the call is sent once it is complete.
+
+    Attributes:
+        has_calls: True, because the text is a call.
+    """
+
+    has_calls = True
+
+    def __init__(self) -> None:
+        """Begins before the first character."""
+        self._text = ""
+
+    def more(self, text: str, *, is_last: bool) -> Json:
+        """Returns the call as part of a message; empty if the text is not complete yet."""
+        self._text += text
+        if not is_last:
+            return {}
+        name = json.loads(self._text)["name"]
+        # As the model wrote them, without the brace that ends the call.
+        function = {"name": name, "arguments": self._text.removeprefix(call_head(name))[:-1]}
+        return {"tool_calls": [call_part(0, function)]}
+
+
+def call_head(name: str) -> str:
+    """Returns the JSON of a forced call up to its arguments."""
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
 
 
 def call_part(index: int, function: Json) -> Json:

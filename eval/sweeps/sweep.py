@@ -18,8 +18,6 @@ from dllm_decode.settings.options import OPTIONS, axes_of
 from dllm_decode.settings.plugins import KINDS, canonical_plugin
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.named_files import toml_of
-from eval.runs.prompts import warn_of_prompts
-from eval.runs.runner import PlannedRun
 from eval.runs.settings import Run, RunParts, run_of
 from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
@@ -151,17 +149,6 @@ def canonical_constraint(text: str) -> str:
     )
     constraint_of(value)
     return canonical_json(value)
-
-
-def warn_of_runs(runs: Sequence[PlannedRun]) -> None:
-    """Warns on standard error, by task and model, of unknown words in the prompts of runs."""
-    warned = set()
-    for run, examples, settings in runs:
-        key = (settings.model, settings.task, settings.prompts)
-        if key not in warned:
-            warned.add(key)
-            label = f"{settings.task}, model {settings.model}"
-            warn_of_prompts(label, run.tokenizer, examples, chat=settings.prompts == "chat")
 
 
 def read_sweep(path: str | Path) -> Sweep:

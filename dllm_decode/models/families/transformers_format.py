@@ -1,4 +1,4 @@
-"""Shared by many families: transformers' names of keys and tensors, and how they are read."""
+"""The format that many families share: transformers' keys of config.json and names of tensors."""
 
 from math import log
 from operator import floordiv

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Shown
-from dllm_decode.serve.parts import (
+from dllm_decode.serve.request_parts import (
     Function,
     ResponseFormat,
     Strict,

@@ -18,14 +18,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.core.files import append_text
+from dllm_decode.core.files import append_text, mend_last_line, whole_lines
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.commit_state import log_probabilities
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.settings.files import mend_last_line, whole_lines
 
 
 class Write(NamedTuple):

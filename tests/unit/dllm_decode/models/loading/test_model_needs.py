@@ -10,9 +10,9 @@ import pytest
 from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.cli import needs as command
+from dllm_decode.cli import model_description
 from dllm_decode.cli.main import main, make_parser
-from dllm_decode.models.loading.needs import needs_of
+from dllm_decode.models.loading.model_needs import needs_of
 from dllm_decode.settings.plugins import parse
 from samplers import Sampler
 
@@ -134,7 +134,7 @@ def test_what_is_read_is_what_is_loaded(family: str) -> None:
 def test_the_command_says_it_before_anything_is_downloaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "free_bytes", lambda device: 20 * 10**9)
+    monkeypatch.setattr(model_description, "free_bytes", lambda device: 20 * 10**9)
     folder = written(tmp_path, "LLaDA-8B")
     assert main(["models", str(folder)]) == 0
     shown = capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_the_command_says_it_before_anything_is_downloaded(
 
 
 def test_the_authors_settings_are_commands_that_run() -> None:
-    published = tomllib.loads(command._PUBLISHED.read_text(encoding="utf-8"))
+    published = tomllib.loads(model_description._PUBLISHED.read_text(encoding="utf-8"))
     assert published.keys() == set(EVERY_FAMILY)
     for entry in published.values():
         options = make_parser().parse_args(["generate", "q", *shlex.split(entry["options"])])

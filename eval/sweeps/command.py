@@ -11,9 +11,9 @@ from eval.calibration.card import warn_of_misfits
 from eval.reports.command import report_folder
 from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
-from eval.runs.runner import PlannedRun, execute
+from eval.runs.runner import PlannedRun, execute, warn_of_runs
 from eval.runs.settings import RunSettings
-from eval.runs.sweep import Sweep, warn_of_runs
+from eval.sweeps.sweep import Sweep
 
 
 def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:

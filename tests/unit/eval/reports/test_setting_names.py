@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from eval_runs import SETTINGS
 
-from eval.reports.names import names_of
+from eval.reports.setting_names import names_of
 from samplers import ConfidenceThreshold, CreditDecoding, LocalLeap
 
 

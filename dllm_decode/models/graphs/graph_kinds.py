@@ -1,4 +1,4 @@
-"""The sizes of graphs, and which sizes serve a forward."""
+"""Kinds of graphs: their sizes, and which kind serves a forward."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -20,7 +20,7 @@ from dllm_decode import (
     save_model,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.weight_versions import version_of
 from samplers import ConfidenceThreshold
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99]]

@@ -19,12 +19,12 @@ from dllm_decode.engine.decoding import raise_errors
 from dllm_decode.engine.loop import rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.models.loading.new_weights import version_of
-from dllm_decode.rollouts.record import Rollout, RolloutRecorder
+from dllm_decode.models.loading.weight_versions import version_of
+from dllm_decode.rollouts.rollout import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
 from dllm_decode.text.text_requests import decoder_of_texts, read_templates, requests_of_texts
-from dllm_decode.text.texts import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
+from dllm_decode.text.tokenization import ChatMode, Inputs, Tokenizer, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import require_integer, shown
 from samplers.facts import Fact

@@ -14,9 +14,9 @@ import torch
 from dllm_decode.cli.listing import show
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.devices import free_bytes
-from dllm_decode.models.loading.find import find_config
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.needs import ModelNeeds, needs_of
+from dllm_decode.models.loading.model_folder import find_config
+from dllm_decode.models.loading.model_needs import ModelNeeds, needs_of
 from dllm_decode.models.loading.stored_formats import AS_TRAINED
 from dllm_decode.settings.addresses import parse_model
 

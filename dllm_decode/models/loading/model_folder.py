@@ -26,18 +26,23 @@ def find_model(source: str | Path, revision: str | None = None) -> Path:
         OSError: If the model cannot be downloaded.
         ValueError: If the source is in GGUF, or a revision is passed with a source on this disk.
     """
-    folder = find_here(source, revision)
+    folder = find_on_disk(source, revision)
     return _download(str(source), revision) if folder is None else folder
 
 
 def find_config(source: str | Path, revision: str | None = None) -> Path:
     """Returns a folder with the configuration of a model; downloads nothing but that."""
-    folder = find_here(source, revision)
+    folder = find_on_disk(source, revision)
     return _download(str(source), revision, _CONFIG_FILES) if folder is None else folder
 
 
-def find_here(source: str | Path, revision: str | None = None) -> Path | None:
-    """Returns the folder of an embedded model or of a path, `None` for a hub id; else raises."""
+def find_on_disk(source: str | Path, revision: str | None = None) -> Path | None:
+    """Returns the folder of an embedded model or of a path; `None` for a hub id.
+
+    Raises:
+        FileNotFoundError: If the source is none of these.
+        ValueError: If the source is in GGUF, or a revision is passed with a source on this disk.
+    """
     embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
     # An empty text would be the folder that Python runs in.
     is_path = isinstance(source, str | os.PathLike) and source != ""

@@ -9,11 +9,11 @@ from served import read_both
 
 pytest.importorskip("openai")
 pytest.importorskip("fastapi", reason="needs the extra serve")
-calls = pytest.importorskip("dllm_decode.serve.calls", reason="needs the extra serve")
+readers = pytest.importorskip("dllm_decode.serve.message_readers", reason="needs the extra serve")
 
-HERMES, GEMMA = calls.Parsers("hermes").call_format(""), calls.Parsers("gemma4").call_format("")
-THINK = calls.Parsers(reasoning="qwen3").reasoning_tags("")
-CHANNEL = calls.Parsers(reasoning="gemma4").reasoning_tags("")
+HERMES, GEMMA = readers.Parsers("hermes").call_format(""), readers.Parsers("gemma4").call_format("")
+THINK = readers.Parsers(reasoning="qwen3").reasoning_tags("")
+CHANNEL = readers.Parsers(reasoning="gemma4").reasoning_tags("")
 RAIN = '<tool_call>\n{"name": "rain", "arguments": {"city": "Oslo", "days": [1, 2]}}\n</tool_call>'
 SNOW = '<tool_call>{"name": "snow", "arguments": {}}</tool_call>'
 CALLED = [("rain", {"city": "Oslo", "days": [1, 2]}), ("snow", {})]
@@ -22,7 +22,7 @@ CALLED = [("rain", {"city": "Oslo", "days": [1, 2]}), ("snow", {})]
 def joined(text: str, size: int, *formats: Any, **options: Any) -> dict[str, Any]:
     """Returns the message of a text that comes in pieces of a size."""
     message: dict[str, Any] = {}
-    reader = calls.MessageReader(*formats, **options)
+    reader = readers.MessageReader(*formats, **options)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for number, piece in enumerate([*pieces, ""]):
         for name, value in reader.more(piece, is_last=number == len(pieces)).items():
@@ -104,9 +104,9 @@ def test_formats_are_those_of_the_template_unless_they_are_named() -> None:
         "{{ messages }}": (None, None),
     }  # fmt: skip
     for template, formats in templates.items():
-        parsers = calls.Parsers()
+        parsers = readers.Parsers()
         assert (parsers.call_format(template), parsers.reasoning_tags(template)) == formats
-        parsers = calls.Parsers("none", "none")
+        parsers = readers.Parsers("none", "none")
         assert (parsers.call_format(template), parsers.reasoning_tags(template)) == (None, None)
 
 

@@ -67,7 +67,7 @@ def needs_of(
     known = family_of(config, family, file=file)
     facts = known.read(
         config, file=file, mask_id=mask_id, block_length=block_length,
-        generation=generation_of(folder),
+        generation=generation_config_of(folder),
     )  # fmt: skip
     parameters = new_on_meta(facts.shape).parameters()
     num_parameters = sum(parameter.numel() for parameter in parameters)
@@ -82,7 +82,7 @@ def max_length_of(config: ConfigReader) -> int | None:
     return None if key is None else config.positive_int(key)
 
 
-def generation_of(folder: Path) -> ConfigReader | None:
+def generation_config_of(folder: Path) -> ConfigReader | None:
     """Returns the generation_config.json of a folder, if there is one."""
     path = folder / "generation_config.json"
     return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None

@@ -13,8 +13,8 @@ def run(options: Namespace) -> int:
     for address in expand_patterns([options.task]):
         parse_task(address)
     require_folder_or_new(Path(options.out))
-    from eval.run_command import run_sweep
-    from eval.runs.sweep import sweep_of_options
+    from eval.sweeps.command import run_sweep
+    from eval.sweeps.sweep import sweep_of_options
 
     return run_sweep(sweep_of_options(options), options)
 
@@ -23,7 +23,7 @@ def sweep(options: Namespace) -> int:
     """Runs a sweep, and writes the report of a complete one."""
     toml_of(options.config)
     require_folder_or_new(Path(options.out))
-    from eval.run_command import run_sweep
-    from eval.runs.sweep import sweep_of_file
+    from eval.sweeps.command import run_sweep
+    from eval.sweeps.sweep import sweep_of_file
 
     return run_sweep(sweep_of_file(options), options)
