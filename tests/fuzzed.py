@@ -10,7 +10,7 @@ from fuzzed_cases import MASK, Case, OneByOne, case_of, written_by_target
 from dllm_decode import DecodeOutput, MultiBlock, StepEvent, SuffixWindow, decode, decode_many
 from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run
 from dllm_decode.verify import ARVerify, NoVerifier, SelfVerify
 from samplers import JointThreshold
@@ -57,7 +57,9 @@ class Watch:
             answer = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
             self.steps.setdefault(index, []).append((tokens[answer], unsettled[answer]))
             is_inside = (
-                index not in fresh and row.num_steps > 1 and row.first_unsettled < row.opening.stop
+                index not in fresh
+                and row.phase_steps > 1
+                and row.first_unsettled < row.opening.stop
             )
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
         self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
@@ -133,7 +135,7 @@ def _found(out: DecodeOutput, row: int, steps: list[tuple[list[int], list[bool]]
     return Found(out.tokens[row].tolist(), steps or [], costs)
 
 
-def answered(answers: Iterable[Ended], watch: Watch) -> dict[int, Found]:
+def answered(answers: Iterable[EndedRequest], watch: Watch) -> dict[int, Found]:
     listed = list(answers)
     assert not any(answer.error for answer in listed), [answer.error for answer in listed]
     return {
@@ -159,7 +161,7 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
     return results
 
 
-def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
+def _joining(case: Case, watch: Watch) -> Iterator[EndedRequest]:
     queue = RequestQueue()
     waiting = sorted(zip(case.joins, case.requests, strict=True), key=lambda pair: pair[0])
 

@@ -155,7 +155,7 @@ def beginning_of(
     config = DecodeConfig(gen_length=gen_length)
     rows = [Row.of(Request(0, text, config), 1, mask_id=99) for text in texts]
     width = max(map(len, texts)) + gen_length
-    canvas = Canvas.blank(rows, width=width, mask_id=99, eos_ids=eos_ids)
+    canvas = Canvas.of(rows, width=width, mask_id=99, eos_ids=eos_ids)
     first = torch.tensor([len(text) for text in texts])
     return Beginning(canvas, first, first, 0.0, memory=memory)
 

@@ -57,5 +57,5 @@ class DelayedCache(CachePolicy):
             fresh |= {row.end - 1} & {column + 1 for column in fresh}
         return ranges_of(column for column in sorted(fresh) if column < query.end)
 
-    def _computes_all(self, step: int) -> bool:
-        return step < self.warm_up or step % self.refresh_every == 0
+    def _computes_all(self, num_forwards: int) -> bool:
+        return num_forwards < self.warm_up or num_forwards % self.refresh_every == 0

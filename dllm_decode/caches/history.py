@@ -68,7 +68,7 @@ class History(NamedTuple):
         return self.looked
 
     @staticmethod
-    def blank(canvas: Canvas, *, with_look: bool = False) -> "History":
+    def of(canvas: Canvas, *, with_look: bool = False) -> "History":
         """Returns the history of rows before their first forward."""
         zeros = torch.zeros_like(canvas.tokens)
         float_zeros = torch.zeros_like(zeros, dtype=torch.float32)

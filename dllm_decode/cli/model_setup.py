@@ -18,8 +18,8 @@ from dllm_decode import (
 )
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.core.options import DecodeOptions
-from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.default_sampler import default_sampler
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import KINDS, build_plugins, canonical_plugin

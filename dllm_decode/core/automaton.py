@@ -58,7 +58,7 @@ class Automaton:
         """Returns the fewest tokens of an answer that fits the template; `None` if none does.
 
         Args:
-            template: First tokens of the answer, `mask_id` where they are open.
+            template: First tokens of the answer, `mask_id` at its blanks.
             mask_id: The [MASK] token.
         """
         given_positions = [position for position, token in enumerate(template) if token != mask_id]

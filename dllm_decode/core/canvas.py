@@ -67,7 +67,7 @@ class Canvas:
     eos_ids: tuple[int, ...]
 
     @staticmethod
-    def blank(
+    def of(
         rows: Sequence[Row],
         *,
         width: int,
@@ -194,9 +194,9 @@ class Canvas:
         eos = self.eos
         after = (eos.cumsum(-1) > eos.long()) & self.after_prompt & ~self.given
         after = after & self.masked if keeps_tokens else after
-        return self.filled(after & where[:, None])
+        return self.with_eos(after & where[:, None])
 
-    def filled(self, where: Bool[Tensor, "B L"]) -> "Canvas":
+    def with_eos(self, where: Bool[Tensor, "B L"]) -> "Canvas":
         """Returns the canvas with an EOS settled in some columns."""
         tokens = self.tokens.masked_fill(where, self.eos_ids[0])
         return replace(self, tokens=tokens, unsettled=self.unsettled & ~where)

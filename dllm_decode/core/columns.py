@@ -28,16 +28,16 @@ def are_columns(value: object, end: int) -> bool:
     return True
 
 
-def contains(one: Columns, other: Columns) -> bool:
-    """Returns whether the second set is empty, or inside the first and the first is one range."""
-    if not other:
+def _is_within_one_range(part: Columns, whole: Columns) -> bool:
+    """Returns whether the first set is empty, or inside the second and the second is one range."""
+    if not part:
         return True
-    return len(one) == 1 and one[0].start <= other[0].start and other[-1].stop <= one[0].stop
+    return len(whole) == 1 and whole[0].start <= part[0].start and part[-1].stop <= whole[0].stop
 
 
 def union(one: Columns, other: Columns) -> Columns:
     """Returns the columns that are in either set; neighbouring ranges become one."""
-    if contains(one, other):
+    if _is_within_one_range(other, one):
         return one
     merged: list[range] = []
     for part in sorted((*one, *other), key=lambda part: part.start):
@@ -50,7 +50,7 @@ def union(one: Columns, other: Columns) -> Columns:
 
 def without(one: Columns, other: Columns) -> Columns:
     """Returns the columns of the first set that are not in the second."""
-    if contains(other, one):
+    if _is_within_one_range(one, other):
         return ()
     left = one
     for removed in other:
@@ -75,7 +75,7 @@ def in_whole_blocks(parts: Columns, length: int) -> Columns:
     return whole
 
 
-def count(parts: Iterable[range]) -> int:
+def num_columns(parts: Iterable[range]) -> int:
     """Returns the number of columns."""
     return sum(len(part) for part in parts)
 

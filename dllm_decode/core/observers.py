@@ -1,6 +1,6 @@
 """Observers: functions that are called with the event of each step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -10,7 +10,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.output import before_end
 from dllm_decode.core.rows import Row
 from samplers.view import View
 
@@ -25,14 +24,14 @@ class StepEvent:
     Attributes:
         before: The rows that took the step.
         after: Those rows after the step; the rest of an answer that has ended holds EOS.
-        filled: Columns of `after` in which the engine, not the decision, wrote an EOS.
+        eos_filled: Columns of `after` in which the engine, not the decision, wrote an EOS.
         view: The view on which the step was decided. A verifier that looks ahead takes several
             steps on one forward, each with a view of its own.
         rows: Those rows after the step, as the host knows them.
         ended: Rows whose answer has ended in this step.
         is_final: True if a settled token never changes.
         decode_number: A number that all steps of one call of `decode` or `decode_many` have.
-        request_indices: The index of each row's prompt.
+        request_indices: The index of each row's request.
         forwards: Forwards so far in this decode, this step's included.
         query_positions: Columns computed so far for each of these rows.
         drafted: Tokens that a verifier has drafted for each of these rows so far.
@@ -41,7 +40,7 @@ class StepEvent:
 
     before: Canvas
     after: Canvas
-    filled: Bool[Tensor, "B L"]
+    eos_filled: Bool[Tensor, "B L"]
     view: View
     rows: tuple[Row, ...]
     ended: Bool[Tensor, " B"]
@@ -69,13 +68,14 @@ class StepEvent:
         if view.forced_tokens is None:
             return None
         before, after, filled = (
-            part.gather(1, columns) for part in (self.before.tokens, self.after.tokens, self.filled)
+            part.gather(1, columns)
+            for part in (self.before.tokens, self.after.tokens, self.eos_filled)
         )
         own_choice = replace(view, forced_tokens=None).proposal
         is_forced = (view.forced_tokens == after) & (after != own_choice)
         is_forced &= (before != after) & ~filled & view.in_answer
         # Columns of the view after the canvas' last column are clamped to that column.
-        zeros = torch.zeros_like(self.filled, dtype=torch.int)
+        zeros = torch.zeros_like(self.eos_filled, dtype=torch.int)
         return zeros.scatter_reduce(1, columns, is_forced.int(), "amax").bool()
 
     def index_of(self, request: int) -> Int[Tensor, " 1"] | None:
@@ -85,21 +85,3 @@ class StepEvent:
 
 
 Observer: TypeAlias = Callable[[StepEvent], None]
-
-
-def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list[list[int]]:
-    """Returns for each row the beginning of its answer that never changes, before its first EOS.
-
-    Args:
-        rows: The rows.
-        canvas: The tokens of these rows.
-        is_final: True if a settled token never changes; otherwise the open block is left out until
-            it is finished.
-    """
-    answers = []
-    for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
-        is_open = row.first_unsettled < row.opening.stop
-        stop = row.first_unsettled if is_final or not is_open else row.opening.start
-        answer = tokens[row.prompt_length : min(stop, row.answer_end)]
-        answers.append(before_end(answer, canvas.eos_ids))
-    return answers

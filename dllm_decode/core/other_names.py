@@ -63,12 +63,12 @@ def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) 
     return f"A keyword must be an option of {of}, such as {similar}, got {name!r}."
 
 
-def one_of(name: str, value: Any, other: str, same: Any) -> Any:
+def value_of(name: str, value: Any, alias: str, alias_value: Any) -> Any:
     """Returns the value of an option with two names; ValueError if both are given."""
-    if value is not None and same is not None:
+    if value is not None and alias_value is not None:
         raise ValueError(
-            f"{other} must be left out beside {name}, got {other}={shown(same)} and "
+            f"{alias} must be left out beside {name}, got {alias}={shown(alias_value)} and "
             f"{name}={shown(value)}. "
             "They mean the same; pass one."
         )
-    return same if value is None else value
+    return alias_value if value is None else value

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.commits import Commits
+from dllm_decode.core.rows import Row
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,21 @@ def join_outputs(
     commits = Commits.of([output.commits for output in outputs])
     costs: Any = {"forwards": forwards, "target_forwards": target_forwards, "wall_s": wall_s}
     return replace(outputs[0], **of_rows, **costs, commits=commits)
+
+
+def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list[list[int]]:
+    """Returns for each row the beginning of its answer that never changes, before its first EOS.
+
+    Args:
+        rows: The rows.
+        canvas: The tokens of these rows.
+        is_final: True if a settled token never changes; otherwise the open block is left out until
+            it is finished.
+    """
+    answers = []
+    for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
+        is_open = row.first_unsettled < row.opening.stop
+        stop = row.first_unsettled if is_final or not is_open else row.opening.start
+        answer = tokens[row.prompt_length : min(stop, row.answer_end)]
+        answers.append(before_end(answer, canvas.eos_ids))
+    return answers

@@ -49,11 +49,11 @@ class Trace(_OfOneDecode):
     those of `DecodeOutput.tokens`: from the first of the row's own answer, `gen_length` of them.
 
     Attributes:
-        steps: By the prompt's index the step of each answer position's last commit, from 0; -1
-            for tokens that were given or filled in after an EOS.
+        steps: By request index the step of each answer position's last commit, from 0; -1 for tokens
+            that were given or filled in after an EOS.
         confidences: Temperature-1 probability of the token at that step; NaN where `steps` is -1.
-        revisions: By the prompt's index the commits that later steps took back, in their order.
-        num_steps: By the prompt's index the steps that its row has taken.
+        revisions: By request index the commits that later steps took back, in their order.
+        num_steps: By request index the steps that its row has taken.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Trace(_OfOneDecode):
         )
         # A block-causal model also fills the columns of its last block after the answer.
         changed = (before != after) & view.in_answer
-        committed = ~masks_left & changed & ~event.filled.gather(1, columns)
+        committed = ~masks_left & changed & ~event.eos_filled.gather(1, columns)
         removed = ~masked & changed
         probability = view.probability(after.clamp(max=view.vocab_size - 1))
         # Copied once for all rows, because the host waits for each copy.
@@ -122,19 +122,19 @@ class Gains(_OfOneDecode):
     def __call__(self, event: StepEvent) -> None:
         self._check(event)
         # Every column of an open canvas of a uniform-state model holds a token.
-        is_noise = event.before.mask_id >= event.view.vocab_size
+        is_uniform_state = event.before.mask_id >= event.view.vocab_size
         before, after = (
-            canvas.unsettled if is_noise else canvas.masked
+            canvas.unsettled if is_uniform_state else canvas.masked
             for canvas in (event.before, event.after)
         )
-        written = (before & ~after & ~event.filled).sum(-1)
-        removed = (~before & (after | event.filled)).sum(-1)
+        written = (before & ~after & ~event.eos_filled).sum(-1)
+        removed = (~before & (after | event.eos_filled)).sum(-1)
         # A row's own costs tell its forwards apart; the batch also runs forwards without the row.
         costs = [(row.request.index, row.query_positions + row.target_nfe) for row in event.rows]
         self._steps.append((costs, torch.stack([written, removed])))
 
     def by_row(self) -> dict[int, Gain]:
-        """Returns by the prompt's index the gain of each row that took a step."""
+        """Returns by request index the gain of each row that took a step."""
         gains: dict[int, dict[int, int]] = {}
         removed: dict[int, int] = {}
         for costs, counts in self._steps:

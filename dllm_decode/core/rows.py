@@ -23,7 +23,7 @@ class Request:
         index: Number of the request, by which observers and outputs name it.
         prompt: Token ids.
         config: The options of this request.
-        template: First tokens of the answer, [MASK] where they are open; the rest is open.
+        template: First tokens of the answer, [MASK] at its blanks; the rest of the answer is blank.
         noise_index: A number that also seeds the noise, so that equal prompts in one decode draw
             differently.
         stop: Ends the answer early, in addition to an EOS.
@@ -38,8 +38,8 @@ class Request:
     stop: StopRule = field(default_factory=NeverStop)
     constraint: Automaton | None = None
 
-    def first_open(self, mask_id: int) -> int:
-        """Returns the first open position; `mask_id` is the [MASK] token."""
+    def first_blank(self, mask_id: int) -> int:
+        """Returns the first position that the template leaves blank, that is [MASK]."""
         given = takewhile(lambda token: token != mask_id, self.template)
         return sum(1 for _ in given)
 
@@ -164,10 +164,10 @@ class Row(NamedTuple):
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         period_forwards: Forwards since `Opening.cache_period` changed; a cache policy counts them.
-        previous_first_needed: First column that the last forward needed; `None` before the
-            first forward.
+        previous_first_needed: `CacheQuery.first_needed` of the last forward; `None` before
+            the first.
         computed: Columns whose cache slots hold something.
-        num_steps: Steps of the sampler since its state began.
+        phase_steps: Steps since `Opening.phase` changed, also those that a verifier decided.
         max_steps: Steps within which the sampler promised to finish.
         nfe: Calls of the model in the row's forwards: one a forward, two with guidance.
         query_positions: Columns computed for the row, summed over these calls.
@@ -186,7 +186,7 @@ class Row(NamedTuple):
     period_forwards: int = 0
     previous_first_needed: int | None = None
     computed: Columns = ()
-    num_steps: int = 0
+    phase_steps: int = 0
     max_steps: int = 0
     nfe: int = 0
     query_positions: int = 0
@@ -207,7 +207,7 @@ class Row(NamedTuple):
         length = len(request.prompt)
         start = length - length % align
         end = start + round_up(length - start + request.config.gen_length, align)
-        return Row(request, start, end, length + request.first_open(mask_id), started_s)
+        return Row(request, start, end, length + request.first_blank(mask_id), started_s)
 
     @property
     def config(self) -> DecodeConfig:

@@ -39,8 +39,8 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
             f"opening of {owner!r} must open at least one unsettled position, so columns of "
             f"[{row.blocks_start}, {row.end}) that end after {row.first_unsettled}, got {opening}."
         )
-    for name, (first, last) in (("block", block), ("phase", phase)):
-        if not first <= start < stop <= last:
+    for name, (first, end) in (("block", block), ("phase", phase)):
+        if not first <= start < stop <= end:
             raise RuntimeError(
                 f"opening of {owner!r} must open columns of its {name} alone, got {opening}."
             )
@@ -123,14 +123,17 @@ def require_after(
     )
 
 
-def require_columns(decoder: Decoder, chosen: object, end: int, duty: str) -> None:
+def require_columns(decoder: Decoder, chosen: object, end: int, *, by_verifier: bool) -> None:
     """Raises RuntimeError unless a forward can compute these columns of a row.
 
-    `duty` is the beginning of the message, with fields of the decoder to fill in.
+    They come from the verifier, or else from the cache policy.
     """
     if not are_columns(chosen, end):
+        duty = f"columns_to_compute of {decoder.cache!r} must return"
+        if by_verifier:
+            duty = f"columns of Pass by {decoder.verifier!r} must be"
         raise RuntimeError(
-            f"{duty.format(decoder)} ranges of columns in ascending order, at least one and all "
+            f"{duty} ranges of columns in ascending order, at least one and all "
             f"within [0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
         )
     if not decoder.sight.with_kv_cache and chosen != (range(end),):

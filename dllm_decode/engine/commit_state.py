@@ -68,25 +68,25 @@ class CommitState(NamedTuple):
 
     def after(
         self,
-        view: View,
         window: Window,
+        view: View,
         tokens: Int[Tensor, "B W"],
         commit: Bool[Tensor, "B W"],
-        removed: Bool[Tensor, "B L"],
+        changed: Bool[Tensor, "B L"],
     ) -> "CommitState":
         """Returns the state after a step of all rows.
 
         Args:
-            view: The view on which the step was decided.
             window: The columns of the view.
+            view: The view on which the step was decided.
             tokens: Tokens of the view's columns after the step.
             commit: Columns of the view whose token the step has committed.
-            removed: Columns of the canvas that have lost their token.
+            changed: Columns of the canvas whose token the step changed.
         """
         num_steps = self.num_steps + 1
         drawn, in_model = log_probabilities(view, tokens)
         new_parts = (num_steps[:, None].expand_as(tokens), drawn, in_model)
-        old_parts = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
+        old_parts = (self.steps.masked_fill(changed, 0), self.logprobs, self.model_logprobs)
         pairs = zip(old_parts, new_parts, strict=True)
         return CommitState(
             num_steps, *(window.put(old, commit, new.to(old.dtype)) for old, new in pairs)

@@ -6,11 +6,10 @@ from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.default_sampler import default_sampler
 from dllm_decode.engine.verifier import Verifier
-from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
 from samplers.checks import require_bool, require_plugin, shown
-from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.declared import require_declared
 from samplers.facts import FACTS, Fact, Giver, PlugIn
 
@@ -127,11 +126,6 @@ def refusal_of(
                     f"{fact.remedy}, or another {_WORDS.get(kind, kind)}."
                 )
     return None
-
-
-def default_sampler(model: MaskPredictor) -> Sampler:
-    """Returns the sampler that a model is decoded with unless another one is chosen."""
-    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
 
 
 def warn_of_settings_without_effect(decoder: Decoder) -> None:

@@ -76,7 +76,7 @@ class Decoder:
         answer_length = round_up(
             self.config.gen_length + self.block_multiple - 1, self.block_multiple
         )
-        if self.sees_block_only:
+        if self.sampler_sees_block_only:
             return self.blocks.window_length(self.block_length, answer_length)
         return answer_length
 
@@ -87,7 +87,7 @@ class Decoder:
         return Sight(
             shift=model.logit_shift,
             causal_block_length=model.causal_block_length,
-            sees_later_blocks=not (model.causal_block_length or self.starts_as_noise),
+            sees_later_blocks=not (model.causal_block_length or self.is_uniform_state),
             with_kv_cache=self.cache.needs_kv_cache,
             device=model.device,
             routing_block_length=(
@@ -103,8 +103,8 @@ class Decoder:
         return tuple(sorted(token for token in banned if token < model.vocab_size))
 
     @cached_property
-    def starts_as_noise(self) -> bool:
-        """True if a block begins as random tokens, not as [MASK]."""
+    def is_uniform_state(self) -> bool:
+        """True if the model is uniform-state: a block begins as random tokens, not as [MASK]."""
         return isinstance(self.model, UniformState)
 
     @cached_property
@@ -113,7 +113,7 @@ class Decoder:
         return 2 if self.config.cfg_scale else 1
 
     @cached_property
-    def sees_block_only(self) -> bool:
+    def sampler_sees_block_only(self) -> bool:
         """True if the sampler sees only the open block, not the answer or the rest of it."""
         return self.sampler.scope == "block"
 
@@ -123,7 +123,7 @@ class Decoder:
         return Fact.FINAL_TOKENS in self.sampler.gives
 
     @cached_property
-    def reads_committed(self) -> bool:
+    def sampler_reads_committed(self) -> bool:
         """True if the sampler needs the model's logits at committed positions."""
         return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
 
@@ -138,8 +138,8 @@ class Decoder:
         return Fact.LAST_LOOK in self.cache.needs and self.cache.reads_history
 
     @property
-    def compiles(self) -> bool:
-        """True if the statistics of logits are compiled, because the model is."""
+    def model_is_compiled(self) -> bool:
+        """True if the model is compiled; the statistics of its logits are too."""
         return isinstance(self.model, Compilable) and self.model.compiled
 
     def request(
@@ -159,7 +159,7 @@ class Decoder:
             prompt: Token ids.
             index: Number of the request.
             noise_index: As in `Request`; `None`: the index.
-            template: First tokens of the answer, the model's `mask_id` where they are open.
+            template: First tokens of the answer, the model's `mask_id` at its blanks.
             stop: Ends the answer early.
             constraint: The texts of which the answer must be one, compiled for the model.
             options: Options that may differ from row to row.

@@ -25,7 +25,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
@@ -195,7 +195,7 @@ def new_decoder(
     return decoder
 
 
-def _outputs_in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
+def _outputs_in_order(finished: Iterator[EndedRequest]) -> Iterator[DecodeOutput]:
     """Returns the outputs in the order of the requests; holds those that end too early."""
     held: dict[int, DecodeOutput] = {}
     first = 0
@@ -206,7 +206,7 @@ def _outputs_in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
             first += 1
 
 
-def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
+def raise_errors(answers: Iterator[EndedRequest]) -> Iterator[EndedRequest]:
     """Yields answers as they come.
 
     Raises:
@@ -218,7 +218,7 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
         yield answer
 
 
-def gather_outputs(answers: Iterator[Ended]) -> DecodeOutput:
+def gather_outputs(answers: Iterator[EndedRequest]) -> DecodeOutput:
     """Gathers all answers in one output, in the order of the requests."""
     started = time.perf_counter()
     ordered = sorted(answers, key=lambda answer: answer.index)

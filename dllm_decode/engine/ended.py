@@ -13,7 +13,7 @@ from samplers.state import take_state
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRequest:
     """A request whose answer has ended.
 
     Attributes:
@@ -34,7 +34,7 @@ class Ended:
 def rows_answered_by_template(state: State, num_joined: int) -> list[int]:
     """Returns those of the last `num_joined` rows that are answered by their template.
 
-    Such a template leaves nothing open, or has an EOS before its first open position.
+    Such a template leaves nothing blank, or has an EOS before its first blank.
     """
     ended = []
     for number in range(len(state.rows) - num_joined, len(state.rows)):
@@ -48,13 +48,13 @@ def rows_answered_by_template(state: State, num_joined: int) -> list[int]:
     return ended
 
 
-def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
+def outputs_of(state: State, rows: Sequence[int]) -> list[EndedRequest]:
     """Returns the outputs of rows that have ended."""
     if not rows:
         return []
     index = send(rows, state.device)
     canvas = state.canvas.take(index)
-    tokens = canvas.filled(canvas.unsettled).answers().cpu()
+    tokens = canvas.with_eos(canvas.unsettled).answers().cpu()
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
     commits = take_state(state.commits, index)
@@ -76,6 +76,8 @@ def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
             commits=None if commits is None else commits.of_answer(number, *bounds),
         )
         ended.append(
-            Ended(row.request.index, output, cost.forwards, cost.target_forwards, error=row.error)
+            EndedRequest(
+                row.request.index, output, cost.forwards, cost.target_forwards, error=row.error
+            )
         )
     return ended

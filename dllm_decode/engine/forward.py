@@ -16,11 +16,11 @@ from dllm_decode.core.columns import Columns, in_whole_blocks, union, without
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window, part_of
 from dllm_decode.core.sending import send
-from dllm_decode.engine.checks import require_columns, require_hidden
+from dllm_decode.engine.checks import require_branches, require_columns, require_hidden
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import inputs_of
 from dllm_decode.engine.layout import Layout, Plan
-from dllm_decode.engine.packing import packed_of, unpack, with_room
+from dllm_decode.engine.packing import pack, unpack, with_room
 from dllm_decode.engine.state import State
 from samplers.logits.statistics import certain_where
 
@@ -36,7 +36,8 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
     plans = _plans(decoder, state, pass_)
     call = _Call(pass_, branches, plans, _layout(decoder, state, pass_, branches, plans))
     if pass_.branches is not None:
-        state = with_room(decoder, state, branches, call.layout)
+        require_branches(decoder, state, branches)
+        state = with_room(state, branches, call.layout)
     state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
         unprompted = _without_given(state.canvas, branches)
@@ -86,12 +87,11 @@ def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
         if pass_.columns:
-            chosen, duty = pass_.columns[n], "columns of Pass by {0.verifier!r} must be"
+            chosen = pass_.columns[n]
         else:
             chosen = decoder.cache.columns_to_compute(query)
             hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
-            duty = "columns_to_compute of {0.cache!r} must return"
-        require_columns(decoder, chosen, end, duty)
+        require_columns(decoder, chosen, end, by_verifier=bool(pass_.columns))
         if sight.with_kv_cache:
             # A slot holds nothing, and must not be read, until its column is computed.
             unwritten = without(without((range(end),), hidden), row.computed)
@@ -130,17 +130,19 @@ def _without_given(canvas: Canvas, branches: Branches) -> Branches:
 def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Calls the model on all groups at once; returns the logits in the order of the branches."""
     model, branches = decoder.model, call.branches
-    inputs, packs = [], []
+    inputs, packings = [], []
     for group in call.layout.groups:
         group_inputs = inputs_of(state, call.pass_, branches, group)
         group_inputs = call.pass_.edit(group_inputs, group.members)
         if branches.in_columns:
-            group_inputs, packed = packed_of(state, branches, group, group_inputs)
-            packs.append(packed)
+            group_inputs, packing = pack(state, branches, group, group_inputs)
+            packings.append(packing)
         inputs.append(group_inputs)
     results = predict_all(model, inputs)
-    if packs:
-        results = [unpack(logits, packed) for logits, packed in zip(results, packs, strict=True)]
+    if packings:
+        results = [
+            unpack(logits, packing) for logits, packing in zip(results, packings, strict=True)
+        ]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
     return state._replace(cost=cost), call.layout.merge(results)
 

@@ -29,7 +29,7 @@ def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> Fo
         attend=group.attend,
         kv_cache=cache.first(group.num_keys),
         slots=slots,
-        # `packed_of` sets the rows of branches that are columns.
+        # `pack` sets the rows of branches that are columns.
         rows=None if branches.in_columns else cache_rows(state, *pairs),
     )
 

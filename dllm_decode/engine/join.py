@@ -24,7 +24,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         return state
     mask_id, now = decoder.model.mask_id, time.perf_counter()
     new = [Row.of(request, decoder.block_multiple, mask_id, now) for request in requests]
-    canvas = blank_canvas(decoder, new)
+    canvas = new_canvas(decoder, new)
     numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
     lists = require_numbers(numbers, canvas, owner=decoder.blocks).tolist()
     new = [
@@ -57,9 +57,9 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     )
 
 
-def blank_canvas(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
+def new_canvas(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
     """Returns the canvas of rows before their first round."""
-    return Canvas.blank(
+    return Canvas.of(
         rows,
         # A window that begins with the last block must fit.
         width=max((row.end + decoder.window_length for row in rows), default=0),
@@ -88,7 +88,7 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
     if not decoder.cache.reads_history:
         return cache
-    new_rows = History.blank(canvas, with_look=decoder.cache_reads_look)
+    new_rows = History.of(canvas, with_look=decoder.cache_reads_look)
     history = new_rows if cache.history is None else cache.history.joined(new_rows)
     return cache._replace(history=history)
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.core.columns import Columns, count
+from dllm_decode.core.columns import Columns, num_columns
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     @property
     def width(self) -> int:
         """Columns of the row in a forward; the last one is repeated to fill up."""
-        number = count(self.columns)
+        number = num_columns(self.columns)
         return number if len(self.columns) == 1 else min(round_up(number, self.round_to), self.end)
 
 

@@ -65,7 +65,7 @@ def _offsets_to_predict(
 
     On a CPU, each row has its unsettled open columns first, then others: equally many in all rows.
     """
-    if decoder.reads_committed or not decoder.sees_block_only:
+    if decoder.sampler_reads_committed or not decoder.sampler_sees_block_only:
         return None
     unsettled = window.part(state.canvas.unsettled) & window.open
     if unsettled.device.type != "cpu":

@@ -18,12 +18,12 @@ def look_at_noise(decoder: Decoder, state: State) -> tuple[State, Look]:
     """Runs one forward, with noise in new blocks and with the belief in the others."""
     fresh = [row.is_fresh for row in state.rows]
     if any(fresh):
-        state = with_noise(decoder, state)
+        state = with_random_tokens(decoder, state)
     edit = keep_inputs if all(fresh) else _belief_edit(decoder, state, fresh)
     return look(decoder, state, edit=edit)
 
 
-def with_noise(decoder: Decoder, state: State) -> State:
+def with_random_tokens(decoder: Decoder, state: State) -> State:
     """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
     state, window = with_window(decoder, state)
     canvas = state.canvas

@@ -36,13 +36,11 @@ def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]
     rows = [row._replace(query_positions=row.query_positions + num_copies) for row in state.rows]
     state, width = state._replace(rows=tuple(rows)), window.width
     view = view_of(decoder, state, window, logits[:, :width])
-    trust = _trust(decoder, state, window, logits[:, width:])
+    trust = _trust(state, window, logits[:, width:])
     return state, Look(replace(view, leave_one_out=trust), window)
 
 
-def _trust(
-    decoder: Decoder, state: State, window: Window, logits: Float[Tensor, "B W V"]
-) -> Float[Tensor, "B W"]:
+def _trust(state: State, window: Window, logits: Float[Tensor, "B W V"]) -> Float[Tensor, "B W"]:
     """Returns the probability of each token of the window after truncation, 0 at masks."""
     tokens, masked = window.part(state.canvas.tokens), window.part(state.canvas.masked)
     truncation = truncation_of(state.rows, logits.device)

@@ -8,8 +8,8 @@ import torch
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.ended import Ended, outputs_of, rows_answered_by_template
-from dllm_decode.engine.join import blank_canvas, join, leave
+from dllm_decode.engine.ended import EndedRequest, outputs_of, rows_answered_by_template
+from dllm_decode.engine.join import join, leave, new_canvas
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
 from samplers.checks import require_integer, shown
@@ -22,7 +22,7 @@ def run(
     queue: RequestQueue,
     num_rows: int,
     observers: Sequence[Observer] = (),
-) -> Iterator[Ended]:
+) -> Iterator[EndedRequest]:
     """Answers requests, and yields each as soon as it has ended; arguments as in `rounds`."""
     for answers in rounds(decoder, queue, num_rows, observers):
         yield from answers
@@ -35,13 +35,13 @@ def rounds(
     observers: Sequence[Observer] = (),
     *,
     reserved_slots: int = 0,
-) -> Iterator[list[Ended]]:
+) -> Iterator[list[EndedRequest]]:
     """Answers requests, at most `num_rows` at a time; yields after each round the ended answers.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
-    with `Ended.error`; the other requests do not change. A plug-in that returns a value of a wrong
-    kind, such as columns that are no ranges, ends all of them with a RuntimeError.
+    with `EndedRequest.error`; the other requests do not change. A plug-in that returns a value of a
+    wrong kind, such as columns that are no ranges, ends all of them with a RuntimeError.
 
     Args:
         decoder: As `new_decoder` returns it.
@@ -56,7 +56,7 @@ def rounds(
     require_observers(observers)
     with torch.inference_mode():
         state = State.empty(
-            num_rows, blank_canvas(decoder, ()), next(_DECODE_NUMBERS), reserved_slots
+            num_rows, new_canvas(decoder, ()), next(_DECODE_NUMBERS), reserved_slots
         )
     while True:
         indices = [row.request.index for row in state.rows]
@@ -86,6 +86,6 @@ def require_observers(observers: object) -> None:
         )
 
 
-def _remove_ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
+def _remove_ended(state: State, rows: Sequence[int]) -> tuple[State, list[EndedRequest]]:
     """Removes rows that have ended; returns the state without them, and their answers."""
     return leave(state, rows), outputs_of(state, rows)

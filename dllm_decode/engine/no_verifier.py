@@ -26,7 +26,7 @@ class NoVerifier(Verifier):
         })  # fmt: skip
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        if decoder.starts_as_noise:
+        if decoder.is_uniform_state:
             return look_at_noise(decoder, state)
         if Fact.LEAVE_ONE_OUT in decoder.sampler.needs:
             return look_without_own_token(decoder, state)

@@ -28,17 +28,14 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.sending import send
-from dllm_decode.engine.checks import require_branches
-from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import cache_rows
 from dllm_decode.engine.layout import Group, Layout
 from dllm_decode.engine.state import State
 
 
-def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout) -> State:
+def with_room(state: State, branches: Branches, layout: Layout) -> State:
     """Returns the state whose cache has room for branches: slots, or copies of the row's slots."""
     cache = state.cache.kv_cache
-    require_branches(decoder, state, branches)
     if cache is None:
         return state
     if branches.in_columns:
@@ -60,8 +57,8 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
     return state
 
 
-class Packed(NamedTuple):
-    """Where each branch of a group is in the forward.
+class Packing(NamedTuple):
+    """Where each branch of a group is in a forward whose rows hold several branches.
 
     Attributes:
         rows: The row of the forward.
@@ -82,9 +79,9 @@ class Packed(NamedTuple):
         return laid.flatten(1, 2)
 
 
-def packed_of(
+def pack(
     state: State, branches: Branches, group: Group, inputs: ForwardInputs
-) -> tuple[ForwardInputs, Packed]:
+) -> tuple[ForwardInputs, Packing]:
     """Turns the branches of each row, which are rows of `inputs`, into columns of one row.
 
     Branch 0 reads and writes exactly the slots that it would if it were the only one. Every other
@@ -94,7 +91,7 @@ def packed_of(
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
     rows, branch_numbers = branches.rows_and_branches(group.members)
     owners = list(dict.fromkeys(rows))
-    where = Packed(
+    packing = Packing(
         send([owners.index(row) for row in rows], device),
         send(branch_numbers, device),
         len(owners),
@@ -106,8 +103,8 @@ def packed_of(
     if cache.kv_cache is not None:
         first_free, num_keys, row_slots = cache.num_slots, group.num_keys, inputs.positions
         cache_inputs = {
-            "slots": _slots(where, row_slots, first_free),
-            "kv_cache": cache.kv_cache.first(first_free + (where.num_branches - 1) * width),
+            "slots": _slots(packing, row_slots, first_free),
+            "kv_cache": cache.kv_cache.first(first_free + (packing.num_branches - 1) * width),
             "rows": cache_rows(state, owners, [0] * len(owners)),
         }
     # Without `causal_from`, attention is causal from a column on that no row has.
@@ -115,31 +112,31 @@ def packed_of(
     causal = send([causal_from[member] for member in group.members], device)
     attend = inputs.tokens.new_zeros(*row_slots.shape, first_free, dtype=torch.bool)
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
-    packed = replace(
+    packed_inputs = replace(
         inputs,
-        tokens=where.lay(inputs.tokens),
-        positions=where.lay(inputs.positions),
-        wanted=where.lay(inputs.wanted + width * where.branch_numbers[:, None]),
-        attend=where.lay(_attend(where, attend, row_slots, causal)),
+        tokens=packing.lay(inputs.tokens),
+        positions=packing.lay(inputs.positions),
+        wanted=packing.lay(inputs.wanted + width * packing.branch_numbers[:, None]),
+        attend=packing.lay(_attend(packing, attend, row_slots, causal)),
         **cache_inputs,
     )
-    return packed, where
+    return packed_inputs, packing
 
 
-def _slots(where: Packed, row_slots: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
+def _slots(packing: Packing, row_slots: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
     """Returns the slots that are written: the row's by branch 0, free slots by the others."""
     width, device = row_slots.shape[1], row_slots.device
-    free = first_free + width * torch.arange(-1, where.num_branches - 1, device=device)
-    slots = (free[:, None] + torch.arange(width, device=device)).repeat(where.num_rows, 1, 1)
+    free = first_free + width * torch.arange(-1, packing.num_branches - 1, device=device)
+    slots = (free[:, None] + torch.arange(width, device=device)).repeat(packing.num_rows, 1, 1)
     # A row with fewer branches than another computes columns that are never read.
-    is_first = (where.branch_numbers == 0)[:, None]
-    written = torch.where(is_first, row_slots, slots[where.rows, where.branch_numbers])
-    slots[where.rows, where.branch_numbers] = written
+    is_first = (packing.branch_numbers == 0)[:, None]
+    written = torch.where(is_first, row_slots, slots[packing.rows, packing.branch_numbers])
+    slots[packing.rows, packing.branch_numbers] = written
     return slots.flatten(1, 2)
 
 
 def _attend(
-    where: Packed,
+    packing: Packing,
     attend: Bool[Tensor, "N X K"],
     row_slots: Int[Tensor, "N X"],
     causal_from: Int[Tensor, " N"],
@@ -147,13 +144,13 @@ def _attend(
     """Returns which slots each column of a branch sees, see the picture of this module.
 
     Args:
-        where: Where each branch is.
+        packing: Where each branch is.
         attend: Which of the row's slots each column would see if its branch were the only one.
         row_slots: The row's slots of the branch's columns.
         causal_from: Column of each branch from which on attention is causal.
     """
     key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
-    visible, is_further = attend.gather(2, key_slots), (where.branch_numbers > 0)[:, None, None]
+    visible, is_further = attend.gather(2, key_slots), (packing.branch_numbers > 0)[:, None, None]
     causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
     sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
     sees_own = visible & (~causal[:, None] | (gap == 0))
@@ -163,16 +160,16 @@ def _attend(
     repeated[:, 1:] = row_slots[:, 1:] == row_slots[:, :-1]
     sees_own = sees_own & ~repeated[:, None]
     # A further branch sees its own columns and those of branch 0, but those of no other branch.
-    identity = torch.eye(where.num_branches, dtype=torch.bool, device=row_slots.device)
-    one_hot = identity[where.branch_numbers, 1:]
+    identity = torch.eye(packing.num_branches, dtype=torch.bool, device=row_slots.device)
+    one_hot = identity[packing.branch_numbers, 1:]
     further = (one_hot[:, None, :, None] & sees_own[:, :, None]).flatten(2)
     return torch.cat([attend.scatter(2, key_slots, sees_row), further], 2)
 
 
-def unpack(packed: Float[Tensor, "B X V"], where: Packed) -> Float[Tensor, "N W V"]:
+def unpack(logits: Float[Tensor, "B X V"], packing: Packing) -> Float[Tensor, "N W V"]:
     """Returns the logits of each branch, from the logits of a packed forward."""
-    branches: Tensor = packed.unflatten(1, (where.num_branches, -1))
-    if len(branches) == 1 and where.num_branches == len(where.branch_numbers):
+    branches: Tensor = logits.unflatten(1, (packing.num_branches, -1))
+    if len(branches) == 1 and packing.num_branches == len(packing.branch_numbers):
         # The columns are in the order of the branches already, so that no copy is needed.
         return branches[0]
-    return branches[where.rows, where.branch_numbers]
+    return branches[packing.rows, packing.branch_numbers]

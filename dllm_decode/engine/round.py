@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from dllm_decode.core.observers import Observer, final_tokens
+from dllm_decode.core.observers import Observer
+from dllm_decode.core.output import final_tokens
 from dllm_decode.core.rows import PluginNumbers, Row
 from dllm_decode.engine.breach_errors import errors_of
 from dllm_decode.engine.checks import (
@@ -59,7 +60,7 @@ def one_round(
     part, moved = settle(decoder, part, seen, decision)
     state, done = advance(decoder, state.put(stepping, part), seen, stepping)
     if observers:
-        event = event_of(decoder, before, moved, state, seen, stepping, done)
+        event = event_of(decoder, state, seen, before, moved, stepping, done)
         for observer in observers:
             observer(event)
     return state, done
@@ -81,11 +82,11 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
     chosen = decoder.blocks.opening(row, decoder.block_length, decoder.model.logit_shift)
     opening = require_opening(decoder, chosen, row)
-    if not decoder.sees_block_only:
+    if not decoder.sampler_sees_block_only:
         # Cache policies must take all the columns that the sampler reads for the open block.
         start = opening.block[0] if decoder.sampler.scope == "suffix" else row.blocks_start
         opening = opening._replace(block=(start, row.end))
-    if opening.phase == row.opening.phase and row.num_steps >= row.max_steps:
+    if opening.phase == row.opening.phase and row.phase_steps >= row.max_steps:
         return row._replace(error=_too_many_steps(decoder, row))
     previous, row = row.opening, row._replace(opening=opening)
     if opening.phase != previous.phase:
@@ -93,18 +94,18 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
         masks = _num_masks(row, decoder.model.mask_id)
         require_max_steps(sampler.max_steps(masks), owner=sampler)
         limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
-        row = row._replace(is_fresh=True, num_steps=0, max_steps=limit)
+        row = row._replace(is_fresh=True, phase_steps=0, max_steps=limit)
     return row._replace(period_forwards=0) if opening.cache_period != previous.cache_period else row
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:
     """Returns the error of a row that has taken all steps that its phase may take."""
     own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
-    by_sampler = decoder.verifier.asks_sampler and row.num_steps >= own_limit
+    by_sampler = decoder.verifier.asks_sampler and row.phase_steps >= own_limit
     culprit = decoder.sampler if by_sampler else decoder.verifier
     return (
         f"{culprit!r} promises to finish a block within {row.max_steps} steps, but masks are left "
-        f"after {row.num_steps}; its `max_steps` or its rule is wrong."
+        f"after {row.phase_steps}; its `max_steps` or its rule is wrong."
     )
 
 
@@ -135,6 +136,7 @@ def advance(
     errors = errors_of(decoder, state, seen, stepping, readings.broken)
     for n, row in enumerate(state.rows):
         unsettled, error = readings.first_unsettled[n], errors[n]
+        # A row that took a step has counted a forward, unless look returned an older state.
         if n in stepping and not row.nfe and not row.target_nfe:
             error = (
                 f"look of {verifier!r} must return the state that forward returned; no forward is "
@@ -142,7 +144,7 @@ def advance(
             )
         row = row._replace(
             first_unsettled=unsettled,
-            num_steps=row.num_steps + (n in stepping),
+            phase_steps=row.phase_steps + (n in stepping),
             numbers=readings.numbers[n],
             error=row.error or error,
         )

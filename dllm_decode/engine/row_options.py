@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
+from samplers.logits.float64 import widest
 from samplers.logits.truncation import Truncation
 
 
@@ -39,5 +40,4 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
 
 def _per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
     """Returns one number for each row as a tensor, in float64 if the device has it."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return send(values, device, dtype)
+    return send(values, device, widest(device))

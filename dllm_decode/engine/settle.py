@@ -60,15 +60,15 @@ def _moves_of(
     them; [MASK] is never written; given tokens are neither changed nor re-masked.
 
     Args:
-        decoder: All but the requests.
+        decoder: The decoder.
         state: The rows in view.
         window: The columns in view.
         view: The view that the sampler was shown.
         decision: The sampler's decision.
     """
-    allowed = view.eligible if decoder.sees_block_only else view.eligible | view.masked
+    allowed = view.eligible if decoder.sampler_sees_block_only else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.tokens_to_write(decision.tokens)
-    if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
+    if decoder.is_uniform_state and decision.settle is not None and decision.tokens is not None:
         # A constraint decides the tokens of a block of noise only when the block is settled.
         tokens = torch.where(decision.settle, tokens, decision.tokens)
     commit = settled = decision.commit & allowed & (tokens != state.canvas.mask_id)
@@ -96,7 +96,7 @@ def _with_breaches(
         no_path = seen.view.forced_tokens == state.canvas.mask_id
         duty = "leave an answer that agrees with the settled tokens"
         state = state.with_breach(no_path, "The constraint", duty)
-    where = "eligible" if decoder.sees_block_only else "masked"
+    where = "eligible" if decoder.sampler_sees_block_only else "masked"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty)
     if decision.tokens is not None:
@@ -134,7 +134,7 @@ def end_at_eos(decoder: Decoder, state: State) -> State:
     if not any(truncates):
         return state
     # A sampler that edits tokens, and does not only re-mask them, leaves tokens unsettled.
-    edits = not decoder.tokens_are_final and decoder.reads_committed
+    edits = not decoder.tokens_are_final and decoder.sampler_reads_committed
     canvas = state.canvas.truncated(send(truncates, state.device), keeps_tokens=edits)
     return state._replace(canvas=canvas)
 
@@ -145,14 +145,14 @@ def _record(state: State, commits: CommitState, seen: Look, moves: Moves, before
     changed = before.tokens != state.canvas.tokens
     # An EOS may have been written over a token that the step committed.
     commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
-    commits = commits.after(seen.view, seen.window, tokens, commit, changed)
+    commits = commits.after(seen.window, seen.view, tokens, commit, changed)
     return state._replace(commits=commits)
 
 
-def state_after(
+def with_decision(
     decoder: Decoder, state: State, window: Window, view: View, decision: Decision
 ) -> State:
-    """Returns the state with the tokens of a decision, see `_moves_of`."""
+    """Returns the state with the tokens of a decision: no breaches, commits or EOS are noted."""
     moves = _moves_of(decoder, state, window, view, decision)
     return state._replace(canvas=_move(state.canvas, window, moves))
 

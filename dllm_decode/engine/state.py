@@ -66,7 +66,7 @@ class Cost(NamedTuple):
     accepted: Int[Tensor, " B"]
 
     @staticmethod
-    def none(device: torch.device) -> "Cost":
+    def zero(device: torch.device) -> "Cost":
         """Returns the cost before the first forward, without rows."""
         no_rows = torch.zeros(0, dtype=torch.long, device=device)
         return Cost(0, 0, no_rows, no_rows)
@@ -106,7 +106,7 @@ class State(NamedTuple):
         window: The sampler's window; `None`: to be made anew.
         layout: Layout of the last forward; `None`: to be made anew.
         num_rounds: Rounds so far.
-        decode: Number of the decode in this process, for observers.
+        decode_number: Number of the decode in this process, for observers.
     """
 
     rows: tuple[Row, ...]
@@ -139,7 +139,7 @@ class State(NamedTuple):
         """
         device, cache = canvas.tokens.device, CacheState(capacity, reserved_slots=reserved_slots)
         no_keys = torch.zeros(0, dtype=torch.long, device=device)
-        return State((), canvas, no_keys, Cost.none(device), cache, decode_number=decode_number)
+        return State((), canvas, no_keys, Cost.zero(device), cache, decode_number=decode_number)
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +176,7 @@ class State(NamedTuple):
             blocks_state=take_state(self.blocks_state, index),
             verifier_state=None,
             commits=take_state(self.commits, index),
-            constrained_rows=constrained and constrained.among(rows),
+            constrained_rows=constrained and constrained.take(rows),
             breaches=(),
             window=None,
             layout=None,

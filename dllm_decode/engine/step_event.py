@@ -11,10 +11,10 @@ from dllm_decode.engine.state import Look, State
 
 def event_of(
     decoder: Decoder,
-    before: Canvas,
-    moved: Canvas,
     state: State,
     seen: Look,
+    before: Canvas,
+    moved: Canvas,
     stepping: Sequence[int],
     done: Sequence[int],
 ) -> StepEvent:
@@ -33,11 +33,11 @@ def event_of(
     filled = after.tokens != moved.tokens
     if done:
         rest = after.unsettled & ended.bool()[:, None]
-        after, filled = after.filled(rest), filled | rest
+        after, filled = after.with_eos(rest), filled | rest
     return StepEvent(
         before=before,
         after=after,
-        filled=filled,
+        eos_filled=filled,
         view=seen.view,
         rows=part.rows,
         ended=ended.bool(),

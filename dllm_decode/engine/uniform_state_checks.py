@@ -19,12 +19,17 @@ def block_length_of(model: MaskPredictor, block_length: int | None, gen_length: 
     if not isinstance(model, UniformState):
         return block_length
     length = block_length or model.block_length
-    if gen_length % length:
-        raise ValueError(
-            f"gen_length must be a multiple of {length}, the block length of {model.name}, got "
-            f"{gen_length}. Use {round_up(gen_length, length)}."
-        )
+    _require_whole_blocks(model, length, gen_length)
     return length
+
+
+def _require_whole_blocks(model: MaskPredictor, block_length: int, gen_length: int) -> None:
+    """Raises ValueError unless an answer is a whole number of blocks."""
+    if gen_length % block_length:
+        raise ValueError(
+            f"gen_length must be a multiple of {block_length}, the block length of {model.name}, "
+            f"got {gen_length}. Use {round_up(gen_length, block_length)}."
+        )
 
 
 def check_config(
@@ -70,7 +75,7 @@ def check_request(
     """Raises ValueError if a request has no meaning on a uniform-state model."""
     if not isinstance(model, UniformState):
         return
-    block_length_of(model, block_length, config.gen_length)
+    _require_whole_blocks(model, block_length, config.gen_length)
     check_config(model, config, template)
     image_ids = [token for token in model.unread_ids if token in prompt]
     if image_ids:

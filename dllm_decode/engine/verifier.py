@@ -15,7 +15,7 @@ from samplers.facts import PlugIn
 
 
 class Verifier(PlugIn, ABC):
-    """Runs a round's forwards: decides for how many steps they serve, or whose tokens are kept.
+    """Runs the forwards of a round, if any are needed; may decide which tokens are kept.
 
     The sampler decides after the forwards, unless the verifier has decided in its place.
     `state.verifier_state` is a NamedTuple of tensors, nested as needed, batch axis first. Rows that
@@ -25,7 +25,7 @@ class Verifier(PlugIn, ABC):
 
     @property
     def num_branches(self) -> int:
-        """The most branches of one row that are rows of one forward."""
+        """The most branches of one row that are rows of one forward, each with its own cache."""
         return 1
 
     @property

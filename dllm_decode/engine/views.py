@@ -40,7 +40,7 @@ def view_of(
     # Outside inference mode torch counts writes, so that `next_step` finds a sampler that writes.
     with torch.inference_mode(False):
         eligible = window.part(canvas.unsettled) & window.open
-        if decoder.sees_block_only:
+        if decoder.sampler_sees_block_only:
             masked = eligible if is_final else window.part(not_written) & eligible
         else:
             masked = window.part(not_written)
@@ -53,7 +53,9 @@ def view_of(
     ]
     view = View(
         tokens=window.part(canvas.tokens),
-        summary=Summary(logits, offsets, truncation_of(rows, logits.device), decoder.compiles),
+        summary=Summary(
+            logits, offsets, truncation_of(rows, logits.device), decoder.model_is_compiled
+        ),
         masked=masked,
         eligible=eligible,
         start=_one_or_each(starts, device),
@@ -63,14 +65,14 @@ def view_of(
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=send(block_starts, device) if decoder.sampler.scope == "answer" else 0,
-        block_length=None if decoder.sees_block_only else decoder.block_length,
-        reads_committed=decoder.reads_committed,
+        block_length=None if decoder.sampler_sees_block_only else decoder.block_length,
+        reads_committed=decoder.sampler_reads_committed,
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
     if state.constrained_rows is None:
         return view
-    return with_forced_tokens(decoder, state.constrained_rows, state, view, window)
+    return with_forced_tokens(decoder, state, window, view, state.constrained_rows)
 
 
 def _one_or_each(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:

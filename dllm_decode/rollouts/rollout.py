@@ -183,7 +183,7 @@ class RolloutRecorder:
         self._steps: dict[int, int] = {}
 
     def __call__(self, event: StepEvent) -> None:
-        before, after, filled = event.before, event.after, event.filled
+        before, after, filled = event.before, event.after, event.eos_filled
         # No forward sees an EOS that fills up an answer which has ended.
         is_rest = filled & event.ended[:, None] & (before.tokens == before.mask_id)
         changed = (before.tokens != after.tokens) & before.after_prompt & ~is_rest

@@ -88,7 +88,7 @@ def choices_of(
     if len(prompts) * copies > most:
         message = f"A request may ask for at most {most} answers, got {len(prompts) * copies}."
         raise RefusedError(400, message, param="n")
-    if decoder.starts_as_noise and asked.num_top is not None:
+    if decoder.is_uniform_state and asked.num_top is not None:
         message = "This model draws all tokens anew in each step; leave out log-probabilities."
         raise RefusedError(400, message, param="logprobs", code="unsupported_parameter")
     options = _options(service, asked, channel)
@@ -189,7 +189,7 @@ def _options(service: Service, fields: CompletionFields, channel: Channel) -> Re
     seed = fields.seed
     if seed is None:
         # Without a seed, each request draws anew, as users of other servers expect.
-        draws = temperature > 0.0 or channel.lane.decoder.starts_as_noise
+        draws = temperature > 0.0 or channel.lane.decoder.is_uniform_state
         seed = secrets.randbits(63) if draws else config.seed
     return {
         "gen_length": fields.max_tokens or service.limits.gen_length,

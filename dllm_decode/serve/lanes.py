@@ -10,10 +10,11 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Literal, NamedTuple, TypeAlias
 
-from dllm_decode.core.observers import StepEvent, final_tokens
+from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.output import final_tokens
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.weight_versions import replace_weights, version_of
 from dllm_decode.models.masked_transformer import require_own_network
@@ -166,7 +167,7 @@ class Lane:
                     job.watch(event, number, job.num_rounds - 1)
         self._events += _updates_of(event, jobs)
 
-    def _finish(self, answer: Ended) -> None:
+    def _finish(self, answer: EndedRequest) -> None:
         job = self._running.pop(answer.index, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)

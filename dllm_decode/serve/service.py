@@ -149,7 +149,7 @@ def _with_logprobs(decoder: Decoder) -> Decoder:
     Verifiers that decide in the sampler's place write these logits into the view if commits are
     recorded. A uniform-state model records no commits.
     """
-    is_written = Fact.SAMPLER_DECIDES in decoder.verifier.gives or decoder.starts_as_noise
+    is_written = Fact.SAMPLER_DECIDES in decoder.verifier.gives or decoder.is_uniform_state
     return decoder if is_written else replace(decoder, return_logprobs=True)
 
 

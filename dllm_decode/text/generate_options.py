@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
-from dllm_decode.core.other_names import one_of
+from dllm_decode.core.other_names import value_of
 from samplers.checks import require_bool, require_finite_non_negative, shown
 
 
@@ -37,10 +37,10 @@ def read_options(
     require_config(config)
     renamed: dict[str, Any] = dict(options)
     renamed.pop("token_type_ids", None)
-    inputs = one_of("inputs", inputs, "input_ids", renamed.pop("input_ids", None))
-    stops = one_of("stop_strings", stop_strings or None, "stop", renamed.pop("stop", None)) or ()
+    inputs = value_of("inputs", inputs, "input_ids", renamed.pop("input_ids", None))
+    stops = value_of("stop_strings", stop_strings or None, "stop", renamed.pop("stop", None)) or ()
     gen_length, new_tokens = renamed.pop("gen_length", None), renamed.pop("max_new_tokens", None)
-    renamed["gen_length"] = one_of("gen_length", gen_length, "max_new_tokens", new_tokens)
+    renamed["gen_length"] = value_of("gen_length", gen_length, "max_new_tokens", new_tokens)
     do_sample, temperature = renamed.pop("do_sample", None), renamed.get("temperature")
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature

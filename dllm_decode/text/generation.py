@@ -18,7 +18,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoding import gather_outputs, raise_errors
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import require_seeds
@@ -151,7 +151,7 @@ def generate(
     ]
     if stream is not None:
         stream.close(answers[0].token_ids)
-    if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
+    if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.is_uniform_state:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
 
@@ -163,7 +163,7 @@ def _progress(num_answers: int) -> AbstractContextManager[Observer]:
     return AnswerProgress(num_answers)
 
 
-def _pad_answers(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
+def _pad_answers(answers: Iterator[EndedRequest], length: int) -> Iterator[EndedRequest]:
     """Pads answers to shorter templates with EOS, so that all have one length."""
     for answer in answers:
         output = answer.output

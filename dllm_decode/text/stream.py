@@ -6,8 +6,9 @@ from typing import Unpack
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.observers import StepEvent, final_tokens
+from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.output import final_tokens
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder

@@ -5,7 +5,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from dllm_decode.core.observers import StepEvent, final_tokens
+from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.output import final_tokens
 from dllm_decode.core.rows import Request
 from samplers.checks import shown
 

@@ -104,7 +104,7 @@ class TargetVerifier(Verifier):
     def check_request(self, decoder: Decoder, request: Request) -> None:
         """Raises ValueError if the target cannot read the request, or answer from left to right."""
         mask_id, target, name = decoder.model.mask_id, self.target, type(self).__name__
-        if any(token != mask_id for token in request.template[request.first_open(mask_id) :]):
+        if any(token != mask_id for token in request.template[request.first_blank(mask_id) :]):
             raise ValueError(
                 f"A template must give the beginning of an answer, since {name} writes from left "
                 "to right, got one with given tokens after open positions. Use another verifier."

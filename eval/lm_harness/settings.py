@@ -6,7 +6,7 @@ from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig, Verifier
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.engine.compatibility import default_sampler
+from dllm_decode.engine.default_sampler import default_sampler
 from dllm_decode.settings.files import digest
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import given_options

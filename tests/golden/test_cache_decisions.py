@@ -70,7 +70,7 @@ def next_columns(
     template = [MASK if n in step.new else token for n, token in enumerate(step.answer)]
     config = DecodeConfig(gen_length=G, block_length=size)
     row = Row.of(Request(0, prompt, config, template), 1, MASK)
-    canvas = Canvas.blank([row], width=P + G, mask_id=MASK, eos_ids=(EOS,))
+    canvas = Canvas.of([row], width=P + G, mask_id=MASK, eos_ids=(EOS,))
     canvas.tokens[0, P:] = torch.tensor(step.answer)
     confidence = torch.ones(1, P + G)
     confidence[0, P:] = torch.tensor(step.confidence)

@@ -18,7 +18,7 @@ from dllm_decode import StepEvent, new_decoder, run
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.verify import S2D2, MinimumSpan, ScoreThreshold
 from samplers import ConfidenceThreshold, JointThreshold, Sampler
 
@@ -54,7 +54,7 @@ def sampler_of(setting: dict[str, Any]) -> Sampler:
 
 def decoded(
     method: str, runs: list[dict[str, Any]], cache: CachePolicy, dtype: torch.dtype
-) -> tuple[dict[int, list[list[int]]], dict[int, Ended]]:
+) -> tuple[dict[int, list[list[int]]], dict[int, EndedRequest]]:
     """Returns the open block before each round, and the answers, of runs that share three rows."""
     setting = runs[0]["setting"]
     config = DecodeConfig(

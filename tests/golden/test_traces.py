@@ -30,7 +30,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run as decode_requests
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Prophet, Sampler, View
@@ -592,7 +592,7 @@ def record(
     prompts: Sequence[Sequence[int]] = (),
     *,
     num_rows: int | None = None,
-) -> tuple[dict[int, list[Step]], dict[int, Ended]]:
+) -> tuple[dict[int, list[Step]], dict[int, EndedRequest]]:
     """Returns steps and answers of runs that differ in prompt and length, on `num_rows` rows."""
     run, recorder = runs[0], Recorder()
     ends = case.eos_id is not None

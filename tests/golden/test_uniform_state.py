@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_decode import CachePolicy, FreeCache, NoCache, PrefixCache, decode
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.look_at_noise import with_noise
+from dllm_decode.engine.look_at_noise import with_random_tokens
 from dllm_decode.engine.state import State
 from samplers import AcceptAndRenoise, Decision, View
 from samplers.accept_and_renoise import Denoising
@@ -119,10 +119,10 @@ def recorded(run: dict[str, Any]) -> dict[Place, Step]:
 
 
 def first_canvases(run: dict[str, Any]) -> Any:
-    """Returns a `with_noise` that writes recorded first canvases in place of random tokens."""
+    """Returns a `with_random_tokens` that writes recorded first canvases instead."""
 
     def drafted(decoder: Decoder, state: State) -> State:
-        state = with_noise(decoder, state)
+        state = with_random_tokens(decoder, state)
         for n, row in enumerate(state.rows):
             if row.is_fresh:
                 start, stop = row.opening.phase
@@ -159,7 +159,7 @@ def test_every_decision_is_the_authors(
 ) -> None:
     model, log = tiny_gemma(), dict[Place, Step]()
     monkeypatch.setattr(model, "eos_ids", tuple(run["settings"]["eos_token_id"] or (1,)))
-    monkeypatch.setattr("dllm_decode.engine.look_at_noise.with_noise", first_canvases(run))
+    monkeypatch.setattr("dllm_decode.engine.look_at_noise.with_random_tokens", first_canvases(run))
     out = decode(model, run["prompts"], sampler_of(run, log), cache=cache, **options_of(run))
     assert log == recorded(run)
     for row, answer in enumerate(out.answers()):

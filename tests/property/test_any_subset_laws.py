@@ -15,7 +15,7 @@ from toys import misfit
 from dllm_decode import DecodeConfig, DecodeOutput, decode, decode_many, new_decoder
 from dllm_decode.core.rows import Request
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.join import blank_canvas, join
+from dllm_decode.engine.join import join, new_canvas
 from dllm_decode.engine.round import open_blocks
 from dllm_decode.engine.state import State
 from dllm_decode.models.xlnet import XLNet
@@ -133,7 +133,7 @@ class Enumerated:
             Request(index=n, prompt=(CANVAS[0],), config=self.config, template=CANVAS[1:])
             for n in range(num_rows)
         ]
-        state = State.empty(num_rows, blank_canvas(self.decoder, ()))
+        state = State.empty(num_rows, new_canvas(self.decoder, ()))
         state = join(self.decoder, state, requests)
         # Columns after the row's end hold an EOS, as in every canvas.
         after = (state.canvas.eos_ids[0],) * (state.canvas.width - len(canvas))

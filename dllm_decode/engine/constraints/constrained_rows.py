@@ -21,17 +21,17 @@ class ConstrainedRows(NamedTuple):
 
     Attributes:
         rows: The rows.
-        starts: First column of each row that was not read, as the host knows it.
-        row_index: `rows` on the device.
-        columns: `starts` on the device.
+        starts: First column of each row that was not read.
+        rows_on_device: `rows` on the device.
+        starts_on_device: `starts` on the device.
         states: State of each automaton before that column.
         automata: The automata.
     """
 
     rows: tuple[int, ...]
     starts: tuple[int, ...]
-    row_index: Int[Tensor, " N"]
-    columns: Int[Tensor, " N"]
+    rows_on_device: Int[Tensor, " N"]
+    starts_on_device: Int[Tensor, " N"]
     states: Int[Tensor, " N"]
     automata: Automata
 
@@ -66,24 +66,29 @@ class ConstrainedRows(NamedTuple):
         ends = canvas.prompt_lengths + canvas.gen_lengths
         all_columns = torch.arange(canvas.width, device=ends.device)
         first = torch.where(canvas.unsettled, all_columns, canvas.width).amin(-1).minimum(ends)
-        first, tokens = first[self.row_index], canvas.tokens[self.row_index]
-        columns, states = self.columns, self.states
+        first, tokens = first[self.rows_on_device], canvas.tokens[self.rows_on_device]
+        columns, states = self.starts_on_device, self.states
         for _ in range(max(map(int.__sub__, starts, self.starts))):
             is_next = columns < first
             at = columns.clamp(max=canvas.width - 1)
             next_states = self.automata.after(states, tokens.gather(1, at[:, None]).squeeze(1))
             states, columns = torch.where(is_next, next_states, states), columns + is_next
-        return self._replace(starts=starts, columns=columns, states=states)
+        return self._replace(starts=starts, starts_on_device=columns, states=states)
 
-    def among(self, rows: Sequence[int]) -> "ConstrainedRows | None":
+    def take(self, rows: Sequence[int]) -> "ConstrainedRows | None":
         """Returns the constraints of some rows, numbered as listed; `None` if there are none."""
         places = {row: place for place, row in enumerate(self.rows)}
         pairs = [(n, places[row]) for n, row in enumerate(rows) if row in places]
         if not pairs:
             return None
         numbers, selected = zip(*pairs, strict=True)
-        index, kept = send([numbers, selected], self.row_index.device).unbind(0)
+        index, kept = send([numbers, selected], self.rows_on_device.device).unbind(0)
         starts = tuple(self.starts[place] for place in selected)
         return ConstrainedRows(
-            numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)
+            numbers,
+            starts,
+            index,
+            self.starts_on_device[kept],
+            self.states[kept],
+            self.automata.take(kept),
         )

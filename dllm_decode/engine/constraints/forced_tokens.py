@@ -18,16 +18,16 @@ from samplers.view import View, by_row
 
 
 def with_forced_tokens(
-    decoder: Decoder, constrained: ConstrainedRows, state: State, view: View, window: Window
+    decoder: Decoder, state: State, window: Window, view: View, constrained: ConstrainedRows
 ) -> View:
     """Returns the view with the tokens that a path forces on rows with a constraint.
 
     Args:
         decoder: The decoder.
-        constrained: The constraints of the rows that have one.
         state: The rows.
-        view: The view without constraints.
         window: The window of the view.
+        view: The view without constraints.
+        constrained: The constraints of the rows that have one.
     """
     canvas = state.canvas
     length = _length(decoder, [state.rows[row] for row in constrained.rows], constrained)
@@ -35,21 +35,23 @@ def with_forced_tokens(
     offsets = view.summary.offsets
     W = view.tokens.shape[1]
     if offsets is None:
-        offsets = torch.arange(W, device=constrained.row_index.device).expand(len(view.tokens), W)
-    offsets = offsets[constrained.row_index]
+        offsets = torch.arange(W, device=constrained.rows_on_device.device).expand(
+            len(view.tokens), W
+        )
+    offsets = offsets[constrained.rows_on_device]
     starts = by_row(window.first_columns)
-    starts = starts[constrained.row_index] if isinstance(starts, Tensor) else starts
-    columns = offsets + starts - constrained.columns[:, None]
+    starts = starts[constrained.rows_on_device] if isinstance(starts, Tensor) else starts
+    columns = offsets + starts - constrained.starts_on_device[:, None]
     # Only columns that the sampler may fill: further logits depend on the other rows of the batch.
     # In a block of noise these hold tokens, all of which may change until the block is settled.
-    fillable = (view.eligible if decoder.starts_as_noise else view.masked) & view.in_answer
-    is_open = fillable[constrained.row_index].gather(1, offsets)
+    fillable = (view.eligible if decoder.is_uniform_state else view.masked) & view.in_answer
+    is_open = fillable[constrained.rows_on_device].gather(1, offsets)
     is_open &= (columns >= 0) & (columns < length)
     path = _path(view, constrained, span, offsets, torch.where(is_open, columns, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
     proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
-    forced = torch.full_like(view.tokens, -1).index_copy(0, constrained.row_index, proposals)
+    forced = torch.full_like(view.tokens, -1).index_copy(0, constrained.rows_on_device, proposals)
     return replace(view, forced_tokens=forced)
 
 
@@ -62,24 +64,26 @@ def _length(decoder: Decoder, rows: Sequence[Row], constrained: ConstrainedRows)
         ]
         given_end = row.prompt_length + given[-1] + 1 if given else 0
         # A wider scope, or several open blocks, may fill a later column before an earlier one.
-        stop = row.opening.phase[1] if decoder.sees_block_only else row.answer_end
+        stop = row.opening.phase[1] if decoder.sampler_sees_block_only else row.answer_end
         stops.append(min(max(stop, given_end), row.answer_end))
     return max(1, *(stop - start for stop, start in zip(stops, constrained.starts, strict=True)))
 
 
 def _span(canvas: Canvas, constrained: ConstrainedRows, length: int) -> Span:
     """Returns the columns over which the paths of rows run."""
-    columns = constrained.columns[:, None] + torch.arange(length, device=constrained.columns.device)
-    ends = (canvas.prompt_lengths + canvas.gen_lengths)[constrained.row_index]
+    columns = constrained.starts_on_device[:, None] + torch.arange(
+        length, device=constrained.starts_on_device.device
+    )
+    ends = (canvas.prompt_lengths + canvas.gen_lengths)[constrained.rows_on_device]
     is_after = columns >= ends[:, None]
     columns = columns.clamp(max=canvas.width - 1)
-    tokens = canvas.tokens[constrained.row_index].gather(1, columns)
-    unsettled = canvas.unsettled[constrained.row_index].gather(1, columns)
+    tokens = canvas.tokens[constrained.rows_on_device].gather(1, columns)
+    unsettled = canvas.unsettled[constrained.rows_on_device].gather(1, columns)
     return Span(
         tokens=tokens.masked_fill(is_after, canvas.eos_ids[0]),
         settled=~unsettled | is_after,
         states=constrained.states,
-        num_left=(ends - constrained.columns - length).clamp(min=0),
+        num_left=(ends - constrained.starts_on_device - length).clamp(min=0),
     )
 
 
@@ -93,15 +97,15 @@ def _path(
     """Returns the best path of each row, or a drawn one at a temperature above 0."""
     logits, temperature = view.summary.logits, view.temperature
     if len(constrained.rows) < len(logits):
-        logits = logits[constrained.row_index]
+        logits = logits[constrained.rows_on_device]
     if view.is_greedy:
         return best_path(constrained.automata, span, logits, columns)
-    keys = view.position_keys[constrained.row_index].gather(1, offsets)
+    keys = view.position_keys[constrained.rows_on_device].gather(1, offsets)
     if not isinstance(temperature, Tensor):
         return draw_path(
             constrained.automata, span, logits, columns, temperature=temperature, keys=keys
         )
-    temperature = temperature[constrained.row_index]
+    temperature = temperature[constrained.rows_on_device]
     is_drawn = temperature > 0.0
     positive = torch.where(is_drawn, temperature, 1.0)
     drawn = draw_path(constrained.automata, span, logits, columns, temperature=positive, keys=keys)

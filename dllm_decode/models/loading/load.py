@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Optional, TypeAlias, Unpa
 
 import torch
 
-from dllm_decode.core.other_names import one_of
+from dllm_decode.core.other_names import value_of
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
@@ -142,8 +142,8 @@ def load_model(
         TypeError: If a keyword is no option.
     """
     require_options(load_model, options)
-    place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
-    chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
+    place_on = chosen_device(value_of("device", device, "device_map", options.get("device_map")))
+    chosen_dtype = _dtype(value_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     _check_ways(compile, graphs, quantize)
     folder = find_model(source, revision)
     config = read_json(folder / "config.json")

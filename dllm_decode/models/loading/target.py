@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
-from dllm_decode.core.other_names import one_of
+from dllm_decode.core.other_names import value_of
 from dllm_decode.models.loading.adapters import read_adapter
 from dllm_decode.models.loading.by_transformers import by_transformers, load_by_transformers
 from dllm_decode.models.loading.json_files import read_json
@@ -55,8 +55,8 @@ def load_target(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     require_options(load_target, options)
-    device = one_of("device", device, "device_map", options.get("device_map"))
-    dtype = one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype"))
+    device = value_of("device", device, "device_map", options.get("device_map"))
+    dtype = value_of("dtype", dtype, "torch_dtype", options.get("torch_dtype"))
 
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "get_vocab"):
         raise ValueError(

@@ -14,7 +14,7 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.settle import state_after
+from dllm_decode.engine.settle import with_decision
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
@@ -231,7 +231,7 @@ def _after_sampler(
     if memory is None:
         memory = first_state(decoder.sampler, view)
     decision, memory = next_step(decoder.sampler, view, memory)
-    return state_after(decoder, state, window, view, decision).canvas, memory
+    return with_decision(decoder, state, window, view, decision).canvas, memory
 
 
 def _with_forwards(state: State, draft: Draft) -> State:

@@ -14,7 +14,7 @@ from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import look, with_window
-from dllm_decode.engine.settle import end_at_eos, state_after
+from dllm_decode.engine.settle import end_at_eos, with_decision
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import view_of
@@ -135,7 +135,10 @@ class SelfVerify(Verifier):
         """Returns how many columns are predicted: one block, or two with the next block."""
         is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
         sees_next = (
-            self.reach == "next" and self.draft_steps > 1 and decoder.sees_block_only and is_exact
+            self.reach == "next"
+            and self.draft_steps > 1
+            and decoder.sampler_sees_block_only
+            and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
 
@@ -247,5 +250,5 @@ def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     # All drafts share the statistics of the logits.
     view = replace(view, summary=summary)
     decision, memory = next_step(decoder.sampler, view, state.sampler_state)
-    after = state_after(decoder, state, seen.window, view, decision)
+    after = with_decision(decoder, state, seen.window, view, decision)
     return end_at_eos(decoder, after._replace(sampler_state=memory))

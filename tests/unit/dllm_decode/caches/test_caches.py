@@ -66,7 +66,7 @@ def test_a_policy_by_block_computes_these_columns(
 def test_a_settled_beginning_is_frozen_row_by_row() -> None:
     clean = torch.tensor([[3] * 9 + [2, 1, 0] + [5] * 8, [2] * 8 + [0] * 12])
     rows = [Row.of(Request(0, [1, 2, 3, 4], DecodeConfig(gen_length=16), [7] * 16), 1, MASK)] * 2
-    canvas = Canvas.blank(rows, width=20, mask_id=MASK, eos_ids=(0,))
+    canvas = Canvas.of(rows, width=20, mask_id=MASK, eos_ids=(0,))
     for delay, shift, firsts in ((2, 0, [10, 8]), (2, 1, [9, 7]), (4, 0, [0, 0])):
         cache = SettledCache(delay)
         numbers = cache.numbers(canvas, History(clean, clean, torch.tensor([9, 9])), shift)
@@ -126,6 +126,6 @@ def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None
     templates = [[7, MASK, 7, 7], [7, 7, 7, 7], [MASK, MASK, MASK, MASK]]
     config = DecodeConfig(gen_length=4)
     rows = [Row.of(Request(0, [1, 2], config, template), 1, MASK) for template in templates]
-    canvas = Canvas.blank(rows, width=6, mask_id=MASK, eos_ids=(7,))
-    ends = CutAtEos(NoCache()).numbers(canvas, History.blank(canvas), 0)
+    canvas = Canvas.of(rows, width=6, mask_id=MASK, eos_ids=(7,))
+    ends = CutAtEos(NoCache()).numbers(canvas, History.of(canvas), 0)
     assert ends.tolist() == [[4], [3], [7]]

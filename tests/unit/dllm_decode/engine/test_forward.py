@@ -12,7 +12,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.join import blank_canvas, join
+from dllm_decode.engine.join import join, new_canvas
 from dllm_decode.engine.packing import Packed, unpack
 from dllm_decode.engine.round import open_blocks
 from dllm_decode.engine.state import State
@@ -31,7 +31,7 @@ def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
         for index, prompt in enumerate(prompts)
     ]
     taken = RequestQueue(requests).take(3)
-    state = join(decoder, State.empty(3, blank_canvas(decoder, ())), taken)
+    state = join(decoder, State.empty(3, new_canvas(decoder, ())), taken)
     return decoder, open_blocks(decoder, state)
 
 

@@ -39,7 +39,7 @@ from dllm_decode import (
     run,
 )
 from dllm_decode.core.options import DecodeOptions
-from dllm_decode.engine.ended import Ended
+from dllm_decode.engine.ended import EndedRequest
 from samplers import Decision, FixedSchedule, Sampler, Wino
 from samplers.facts import Fact
 
@@ -91,7 +91,7 @@ def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
 # A row in which a rule is broken ends with an error; other rows go on.
 
 
-def ended(decoder: Any, requests: Sequence[Request], num_rows: int = 4) -> dict[int, Ended]:
+def ended(decoder: Any, requests: Sequence[Request], num_rows: int = 4) -> dict[int, EndedRequest]:
     return {end.index: end for end in run(decoder, RequestQueue(requests), num_rows)}
 
 

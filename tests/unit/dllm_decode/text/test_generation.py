@@ -30,7 +30,7 @@ from dllm_decode import (
     stream,
 )
 from dllm_decode.core import user_warnings
-from dllm_decode.core.observers import final_tokens
+from dllm_decode.core.output import final_tokens
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.prose import Prose

@@ -398,7 +398,7 @@ def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn()
 def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:
     num, temperature = 10_000, 0.7
     rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
-    canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
+    canvas = Canvas.of(rows, width=4, mask_id=4, eos_ids=(3,))
     keys = row_keys(0, torch.arange(num))
     beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
     q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
