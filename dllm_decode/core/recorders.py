@@ -49,7 +49,7 @@ class Trace(_OfOneDecode):
     those of `DecodeOutput.tokens`: from the first of the row's own answer, `gen_length` of them.
 
     Attributes:
-        steps: By request index the step of each answer position's last commit, from 0; -1 for tokens
+        steps: By request index the step of each position's last commit, from 0; -1 for tokens
             that were given or filled in after an EOS.
         confidences: Temperature-1 probability of the token at that step; NaN where `steps` is -1.
         revisions: By request index the commits that later steps took back, in their order.

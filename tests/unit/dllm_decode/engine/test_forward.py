@@ -13,7 +13,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.join import join, new_canvas
-from dllm_decode.engine.packing import Packed, unpack
+from dllm_decode.engine.packing import Packing, unpack
 from dllm_decode.engine.round import open_blocks
 from dllm_decode.engine.state import State
 from samplers import ConfidenceThreshold
@@ -75,6 +75,6 @@ def test_a_row_may_leave_out_some_of_its_branches() -> None:
     logits = torch.arange(6.0)[None, :, None]
     branch_numbers = torch.tensor([0, 2])
     unpacked = unpack(
-        logits, Packed(torch.zeros(2).long(), branch_numbers, num_rows=1, num_branches=3)
+        logits, Packing(torch.zeros(2).long(), branch_numbers, num_rows=1, num_branches=3)
     )
     assert unpacked.squeeze(-1).tolist() == [[0.0, 1.0], [4.0, 5.0]]
