@@ -80,13 +80,14 @@ class MultiBlock(BlockSchedule):
         return canvas.unsettled + _EOS * canvas.eos
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        first, end, size, numbers = row.blocks_start, row.end, block_length, row.numbers.blocks
-        blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
+        first, end, numbers = row.blocks_start, row.end, row.numbers.blocks
+        blocks = [(at, min(at + block_length, end)) for at in range(first, end, block_length)]
         masks = [numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
         sizes = [stop - start for start, stop in blocks]
         done = [size - left for size, left in zip(sizes, masks, strict=True)]
         num_open = 1 if row.opening == CLOSED else row.opening.note.num_open
-        newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
+        newest = num_open - 1
+        busy = sum(left > 0 for left in masks[:num_open])
         opens = done[newest] >= self.open_at * sizes[newest]
         opens &= not (row.config.stop_at_eos and _EOS in numbers)
         opens &= self.max_open is None or busy < self.max_open
@@ -102,7 +103,7 @@ class MultiBlock(BlockSchedule):
         due = due[:1] if self.forces == "first" else due
         region = (blocks[open_blocks[0]][0], blocks[open_blocks[-1]][1])
         # If only one block has open masks, the sampler commits one of them anyway.
-        note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), size)
+        note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), block_length)
         return Opening(*region, block=region, phase=(first, end), cache_period=region, note=note)
 
     def with_commits(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:

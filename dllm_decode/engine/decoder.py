@@ -168,26 +168,8 @@ class Decoder:
             TypeError: If there is no such option.
             ValueError: If prompt, template or options cannot be decoded.
         """
-        for name in options:
-            if name in DecodeOptions.__annotations__ and name not in RequestOptions.__annotations__:
-                raise ValueError(
-                    f"An option of a request must be one of "
-                    f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
-                    "all rows of a decode."
-                )
         require_plugin("stop", stop, StopRule, "StopStrings(tokenizer, strings)")
-        config = self.config.updated(**options)
-        if config.is_tempered and Fact.SAMPLER_DECIDES not in self.verifier.gives:
-            raise ValueError(
-                f"top_p and top_k of a request must be left out with {self.verifier!r}, which does "
-                f"not let the sampler decide every step, got top_p={config.top_p} and "
-                f"top_k={config.top_k}. Use {Fact.SAMPLER_DECIDES.remedy}."
-            )
-        if config.gen_length > self.config.gen_length:
-            raise ValueError(
-                f"gen_length of a request must be at most that of the decode, "
-                f"{self.config.gen_length}, got {config.gen_length}."
-            )
+        config = self._request_config(options)
         tokens = read_prompt(prompt, self.model, config.gen_length)
         uniform_state_checks.check_request(self.model, tokens, config, template, self.block_length)
         self.sampler.check(
@@ -207,3 +189,31 @@ class Decoder:
             check_constraint(request, self.model, self.sampler, self.verifier, eos_ids=eos_ids)
         self.verifier.check_request(self, request)
         return request
+
+    def _request_config(self, options: RequestOptions) -> DecodeConfig:
+        """Returns the options of a request, which replace options of this decode.
+
+        Raises:
+            TypeError: If there is no such option.
+            ValueError: If an option cannot differ from row to row, or does not fit the decode.
+        """
+        for name in options:
+            if name in DecodeOptions.__annotations__ and name not in RequestOptions.__annotations__:
+                raise ValueError(
+                    f"An option of a request must be one of "
+                    f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
+                    "all rows of a decode."
+                )
+        config = self.config.updated(**options)
+        if config.is_tempered and Fact.SAMPLER_DECIDES not in self.verifier.gives:
+            raise ValueError(
+                f"top_p and top_k of a request must be left out with {self.verifier!r}, which does "
+                f"not let the sampler decide every step, got top_p={config.top_p} and "
+                f"top_k={config.top_k}. Use {Fact.SAMPLER_DECIDES.remedy}."
+            )
+        if config.gen_length > self.config.gen_length:
+            raise ValueError(
+                f"gen_length of a request must be at most that of the decode, "
+                f"{self.config.gen_length}, got {config.gen_length}."
+            )
+        return config

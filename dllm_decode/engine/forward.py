@@ -40,23 +40,14 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
         state = with_room(state, branches, call.layout)
     state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
-        unprompted = _without_given(state.canvas, branches)
-        state, unguided = _run(decoder, state, call._replace(branches=unprompted))
-        guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
-        # Guidance of -inf may give NaN or infinity; such a token keeps its logit with the prompt.
-        logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
+        state, logits = _guide(decoder, state, call, logits)
     state = _count(decoder, state, call)
     if state.cache.history is not None:
         state = _with_history(state, state.cache.history, call)
-    state = _note_unseen(decoder, state, call)
-    state = note_not_finite(state, logits, decoder.model.name, branches.rows)
-    logits = logits.index_fill_(-1, ids_on_device(decoder.banned_ids, logits.device), -torch.inf)
     predicted = call.layout.predicted()
-    if predicted is None:
-        return state, logits
-    if pass_.branches is None:
-        state = _note_unpredicted(decoder, state, pass_.window, predicted)
-    return state, _fill_unpredicted(call, logits, predicted)
+    state = _note_breaches(decoder, state, call, logits, predicted)
+    logits = logits.index_fill_(-1, ids_on_device(decoder.banned_ids, logits.device), -torch.inf)
+    return state, logits if predicted is None else _fill_unpredicted(call, logits, predicted)
 
 
 class _Call(NamedTuple):
@@ -147,6 +138,17 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     return state._replace(cost=cost), call.layout.merge(results)
 
 
+def _guide(
+    decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
+) -> tuple[State, Float[Tensor, "N _ V"]]:
+    """Runs the second forward of classifier-free guidance; returns the guided logits."""
+    unprompted = _without_given(state.canvas, call.branches)
+    state, unguided = _run(decoder, state, call._replace(branches=unprompted))
+    guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
+    # Guidance of -inf may give NaN or infinity; such a token keeps its logit with the prompt.
+    return state, torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
+
+
 def _count(decoder: Decoder, state: State, call: _Call) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
     calls_per_forward = decoder.calls_per_forward
@@ -178,6 +180,21 @@ def _with_history(state: State, history: History, call: _Call) -> State:
         members, index = send(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
         history = history.noted(state.canvas, index, group.columns[members])
     return state._replace(cache=state.cache._replace(history=history))
+
+
+def _note_breaches(
+    decoder: Decoder,
+    state: State,
+    call: _Call,
+    logits: Float[Tensor, "N _ V"],
+    predicted: Bool[Tensor, "N W"] | None,
+) -> State:
+    """Notes rules that the verifier, the model or the cache policy broke; the first one counts."""
+    state = _note_unseen(decoder, state, call)
+    state = note_not_finite(state, logits, decoder.model.name, call.branches.rows)
+    if predicted is None or call.pass_.branches is not None:
+        return state
+    return _note_unpredicted(decoder, state, call.pass_.window, predicted)
 
 
 def _note_unseen(decoder: Decoder, state: State, call: _Call) -> State:

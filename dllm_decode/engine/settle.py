@@ -25,7 +25,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
         The state, and the canvas with the decision's tokens only: without the EOS that the engine
         writes after a committed EOS.
     """
-    moves = _moves_of(decoder, state, seen.window, seen.view, decision)
+    moves = _moves_of(decoder, state, seen, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _with_breaches(decoder, state, seen, decision, moves, culprit=culprit)
     before, moved = state.canvas, _move(state.canvas, seen.window, moves)
@@ -51,9 +51,7 @@ class Moves(NamedTuple):
     remask: Bool[Tensor, "B W"] | None
 
 
-def _moves_of(
-    decoder: Decoder, state: State, window: Window, view: View, decision: Decision
-) -> Moves:
+def _moves_of(decoder: Decoder, state: State, seen: Look, decision: Decision) -> Moves:
     """Returns the part of a decision that keeps the rules.
 
     Only open columns get a token or are settled, columns after the block only by samplers that see
@@ -62,10 +60,10 @@ def _moves_of(
     Args:
         decoder: The decoder.
         state: The rows in view.
-        window: The columns in view.
-        view: The view that the sampler was shown.
-        decision: The sampler's decision.
+        seen: The view that the sampler was shown, and its window.
+        decision: The decision of the sampler, or of the verifier in its place.
     """
+    view = seen.view
     allowed = view.eligible if decoder.sampler_sees_block_only else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.tokens_to_write(decision.tokens)
     if decoder.is_uniform_state and decision.settle is not None and decision.tokens is not None:
@@ -77,7 +75,7 @@ def _moves_of(
     remask = decision.remask
     if remask is not None:
         own = state.canvas.after_prompt & ~state.canvas.given
-        remask = remask & ~view.masked & window.part(own)
+        remask = remask & ~view.masked & seen.window.part(own)
     return Moves(commit, tokens, settled, remask)
 
 
@@ -153,7 +151,7 @@ def with_decision(
     decoder: Decoder, state: State, window: Window, view: View, decision: Decision
 ) -> State:
     """Returns the state with the tokens of a decision: no breaches, commits or EOS are noted."""
-    moves = _moves_of(decoder, state, window, view, decision)
+    moves = _moves_of(decoder, state, Look(view, window), decision)
     return state._replace(canvas=_move(state.canvas, window, moves))
 
 
@@ -162,5 +160,5 @@ def note_sampler_breaches(decoder: Decoder, state: State, seen: Look, decision: 
 
     No row waits.
     """
-    moves = _moves_of(decoder, state, seen.window, seen.view, decision)
+    moves = _moves_of(decoder, state, seen, decision)
     return _with_breaches(decoder, state, seen, decision, moves, culprit=decoder.sampler)

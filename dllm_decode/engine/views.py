@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
 from dllm_decode.engine.constraints.forced_tokens import with_forced_tokens
@@ -33,21 +34,10 @@ def view_of(
         logits: Logits of the window, as `forward` returns them.
         offsets: As in `Pass`.
     """
-    canvas, rows = state.canvas, state.rows
-    # If tokens are final, all unsettled columns are masked, and operations are saved.
-    is_final = decoder.tokens_are_final
-    not_written = canvas.unsettled if is_final else canvas.masked
-    # Outside inference mode torch counts writes, so that `next_step` finds a sampler that writes.
-    with torch.inference_mode(False):
-        eligible = window.part(canvas.unsettled) & window.open
-        if decoder.sampler_sees_block_only:
-            masked = eligible if is_final else window.part(not_written) & eligible
-        else:
-            masked = window.part(not_written)
-    device = state.device
+    canvas, rows, device = state.canvas, state.rows, state.device
+    not_written, masked, eligible = _masks(decoder, canvas, window)
     starts = [start - row.prompt_length for row, start in zip(rows, window.starts, strict=True)]
-    sizes = [row.end - row.prompt_length for row in rows]
-    size = _one_or_each(sizes, device)
+    num_columns = _one_or_each([row.end - row.prompt_length for row in rows], device)
     block_starts = [
         row.opening.start - start for row, start in zip(rows, window.starts, strict=True)
     ]
@@ -60,7 +50,7 @@ def view_of(
         eligible=eligible,
         start=_one_or_each(starts, device),
         gen_length=_one_or_each([row.config.gen_length for row in rows], device),
-        num_committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
+        num_committed=(num_columns - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
@@ -73,6 +63,22 @@ def view_of(
     if state.constrained_rows is None:
         return view
     return with_forced_tokens(decoder, state, window, view, state.constrained_rows)
+
+
+def _masks(
+    decoder: Decoder, canvas: Canvas, window: Window
+) -> tuple[Bool[Tensor, "B L"], Bool[Tensor, "B W"], Bool[Tensor, "B W"]]:
+    """Returns the columns of the canvas without a token; then `masked`, `eligible` of the view."""
+    # If tokens are final, all unsettled columns are masked, and operations are saved.
+    is_final = decoder.tokens_are_final
+    not_written = canvas.unsettled if is_final else canvas.masked
+    # Outside inference mode torch counts writes, so that `next_step` finds a sampler that writes.
+    with torch.inference_mode(False):
+        eligible = window.part(canvas.unsettled) & window.open
+        if not decoder.sampler_sees_block_only:
+            return not_written, window.part(not_written), eligible
+        masked = eligible if is_final else window.part(not_written) & eligible
+        return not_written, masked, eligible
 
 
 def _one_or_each(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
 # These need a default sampler, read expressions of samplers, or check the laws of a decode.
 MAY_IMPORT_ANY_SAMPLER = (
-    "dllm_decode.training", "dllm_decode.engine.compatibility", "dllm_decode.settings",
+    "dllm_decode.training", "dllm_decode.engine.default_sampler", "dllm_decode.settings",
     "dllm_decode.cli", "dllm_decode.testing",
 )  # fmt: skip
 CORE_MAY_IMPORT = ("dllm_decode.core",)
