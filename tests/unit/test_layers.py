@@ -21,6 +21,7 @@ CONTRACT = {
     for name in (
         "base",
         "calls",
+        "declared",
         "facts",
         "state",
         "view",
