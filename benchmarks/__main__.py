@@ -1,8 +1,8 @@
 """Speed and memory of decoding, compared with a plain reference loop, in one run.
 
-Part "table" compares the plain loop with `decode`, its caches and its verifiers; "step" says where
-the time of a step goes; "peers" compares `decode` with official code, if `--peer` names a checkout
-of it. Every contender has a process of its own.
+Part "table" compares the plain loop with `decode`, its caches and its verifiers; "peers" compares
+`decode` with official code, if `--peer` names a checkout of it. Every contender has a process of
+its own.
 `python -m benchmarks gpu --help`: a day on a GPU. `python -m benchmarks real --help`: a checkpoint
 next to published figures.
 """
@@ -18,7 +18,6 @@ from benchmarks.contenders import CONTENDERS, REFERENCE, call_in_own_process, me
 from benchmarks.frame import TableRow, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
-from benchmarks.step import step_rows
 from dllm_decode.launch import run_main
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.options import documentation_of, first_sentence
@@ -28,7 +27,7 @@ OPTIONS = {
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
     "device": (DEVICE, HELP["device"]),
     "geometry": ({DEFAULT_GEOMETRIES[DEVICE]: None, **GEOMETRIES}, HELP["geometry"]),
-    "parts": (("table", "step", "peers"), "parts to run"),
+    "parts": (("table", "peers"), "parts to run"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
     "peer_python": (sys.executable, "the interpreter that runs peers"),
@@ -61,8 +60,6 @@ def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[TableRow
     """Yields the rows of a part that are known so far."""
     if part == "table":
         yield from table_rows(setting, [REFERENCE, *options.contenders])
-    elif part == "step":
-        yield call_in_own_process(step_rows, setting)
     else:
         yield from compare_with_peers(
             setting, options.checkouts, options.peer_python, options.rounds

@@ -22,7 +22,6 @@ from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.frame import TableRow, make_parser, origin, table_of
 from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
-from benchmarks.step import step_rows
 from dllm_decode.settings.files import write_json
 
 Rows: TypeAlias = list[TableRow]
@@ -44,15 +43,6 @@ def tests(setting: Setting) -> Rows:
     return [{"exit status": done.returncode, "says": line} for line in last]
 
 
-def step(setting: Setting) -> Rows:
-    """Where the time of a step goes, at one and eight rows."""
-    return [
-        {"rows": num_rows, **row}
-        for num_rows in (1, 8)
-        for row in step_rows(replace(setting, batch_size=num_rows))
-    ]
-
-
 def one_row(setting: Setting) -> Rows:
     """The table of contenders, at one row."""
     rows = []
@@ -69,7 +59,7 @@ def eight_rows(setting: Setting) -> Rows:
 
 PARTS: Mapping[str, Callable[[Setting], Iterable[TableRow]]] = {
     "graphs": graph_rows, "tests": tests, "weights": weight_rows, "one-row": one_row,
-    "compiled": compiled_rows, "eight-rows": eight_rows, "step": step,
+    "compiled": compiled_rows, "eight-rows": eight_rows,
 }  # fmt: skip
 """In the order in which their findings are needed."""
 OPTIONS = {

@@ -20,6 +20,7 @@ from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.exchange import Exchange
 from dllm_decode.serve.guard import Guard
+from dllm_decode.serve.lanes import ENDING
 from dllm_decode.serve.log import RequestLog
 from dllm_decode.serve.request_fields import Chat, Completion, Weights
 from dllm_decode.serve.request_parts import Json
@@ -232,13 +233,16 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Waits for some work, and ends the work if the client goes away first.
 
     Raises:
-        RefusedError: If the client is gone.
+        RefusedError: If the client is gone, or the server ends.
     """
     working, leaving = asyncio.create_task(work), asyncio.create_task(_hang_up(request.receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+    except asyncio.CancelledError:
+        # At the end of the grace, uvicorn cancels the requests that still run.
+        raise RefusedError(503, ENDING) from None
     finally:
         leaving.cancel()
         working.cancel()

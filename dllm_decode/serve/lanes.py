@@ -30,7 +30,6 @@ _FAULT = "The decode failed. The server's log says why."
 ENDING = "The server is being stopped."
 """The reason of requests that the end of the server ends."""
 
-
 Outcome: TypeAlias = Literal["answered", "failed", "nothing"]
 """The result of a round: an answer ended, all that ended had errors, or nothing ended."""
 

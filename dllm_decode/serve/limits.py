@@ -17,7 +17,7 @@ class Limits:
         gen_length: Tokens of an answer if the request does not say.
         max_waiting: Answers that wait for a row, at most; more are refused with status 429.
         deadline_s: Seconds after which a request is given up.
-        grace_s: Seconds that running requests have once the server is told to end.
+        grace_s: Seconds, rounded up, that running requests have once the server is told to end.
 
     Raises:
         ValueError: If a bound is outside its range, or two do not fit together.

@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
@@ -15,7 +14,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.compiler import Compiler
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Update
-from dllm_decode.serve.lanes import ENDING, FullError, Lane, LaneRunner
+from dllm_decode.serve.lanes import FullError, Lane, LaneRunner
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.message_readers import Parsers
 from dllm_decode.serve.metrics import Metrics
@@ -43,7 +42,6 @@ class Service:
         parsers: How calls and reasoning are written in answers to chats.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
-        channels: The channels of the requests that are being answered.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Service:
     parsers: Parsers
     created: int = field(default_factory=lambda: int(time.time()))
     indices: Iterator[int] = field(default_factory=count)
-    channels: WeakSet["Channel"] = field(default_factory=WeakSet)
 
     @staticmethod
     def start(
@@ -110,14 +107,7 @@ class Service:
 
     def channel(self, lane: Lane, client: str) -> "Channel":
         """Returns a channel for the events of one request."""
-        channel = Channel(lane, self.limits.deadline_s, client)
-        self.channels.add(channel)
-        return channel
-
-    def end_requests(self) -> None:
-        """Ends all requests that are being answered, without waiting for the present round."""
-        for channel in list(self.channels):
-            channel.end()
+        return Channel(lane, self.limits.deadline_s, client)
 
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens."""
@@ -222,10 +212,6 @@ class Channel:
         if isinstance(event, Failed):
             raise RefusedError(event.status, event.message, code=event.code)
         return number, event
-
-    def end(self) -> None:
-        """Tells the task that the server ends."""
-        self._events.put_nowait((0, Failed(503, ENDING)))
 
     def cancel(self) -> None:
         """Ends the jobs that have not ended yet."""

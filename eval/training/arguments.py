@@ -40,8 +40,7 @@ class FilterOptions:
         hidden: Units of each hidden layer.
         steps: Updates.
         learning_rate: Learning rate of AdamW.
-        threshold: Thresholds at which the filter is judged; the file names the first.
-        against: The sampler that the filter is compared with.
+        threshold: Threshold at which the filter is judged.
         seed: Seed of weights and splits.
     """
 
@@ -49,10 +48,7 @@ class FilterOptions:
     hidden: list[Positive] = field(default_factory=lambda: [32], metadata={"nargs": "*"})
     steps: Positive = 5_000
     learning_rate: Annotated[float, "RATE"] = 3e-3
-    threshold: list[Annotated[float, Meta(ge=0.0, le=1.0), "P"]] = field(
-        default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
-    )
-    against: Expression = "ConfidenceThreshold(0.9)"
+    threshold: Annotated[float, Meta(ge=0.0, le=1.0), "P"] = 0.96
     seed: int = 0
 
 

@@ -24,11 +24,9 @@ from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
 from eval.training.held_out import (
     HeldOutScores,
-    comparison_of,
     description_of,
     read_scores,
     score_held_out,
-    table_of,
 )
 from eval.training.questions import Questions, read_questions, settings_of
 from eval.training.run_folder import claim, claim_training, run_on_first, writing
@@ -135,11 +133,11 @@ class Distillation:
         demonstrations = self.demonstrations(console)
         run_on_first(self.accelerator, lambda: claim_training(self.folder, settings))
         before = self.scores(self.folder / "before.json")
-        console.print(before.said("before"), highlight=False)
+        console.print(before.said("before"), highlight=False, soft_wrap=True)
         history = self.train(demonstrations, console)
         after = self.scores(self.folder / "after.json")
-        points = [{"samples": 0.0} | before.point, *history]
-        run_on_first(self.accelerator, lambda: self.report(points, before, after, console))
+        console.print(after.said("after"), highlight=False, soft_wrap=True)
+        run_on_first(self.accelerator, lambda: self.report(before, after, history, console))
         self.accelerator.end_training()
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
@@ -199,23 +197,22 @@ class Distillation:
 
     def report(
         self,
-        points: Sequence[Mapping[str, float]],
         before: HeldOutScores,
         after: HeldOutScores,
+        history: Sequence[Mapping[str, float]],
         console: Console,
     ) -> None:
-        """Writes training.json, and shows the scores before and after."""
+        """Writes training.json."""
         record, written = self.folder / "training.json", self.folder / self.student.written
         content = description_of("distil", self.judging, self.judged) | {
             "sampler": self.options.sampler,
-            "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
-            "after": comparison_of(before, after),
-            "history": list(points),
+            "before": before.point,
+            "after": after.point,
+            "history": [{"samples": 0.0} | before.point, *history],
         }
         write_json(record, content)
         if not self.options.lora_rank:
             write_json(written / "training.json", content)
-        console.print(table_of(self.judged, {"before": before, "after": after}))
         console.print(f"wrote {written} and {record}", highlight=False, soft_wrap=True)
 
     def settings_of_answers(self) -> dict[str, Any]:

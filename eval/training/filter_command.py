@@ -13,7 +13,7 @@ from dllm_decode.core.files import new_file
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.engine import compatibility
 from dllm_decode.models.loading.weights import write_weights
-from dllm_decode.settings.files import ANEW, digest, write_json
+from dllm_decode.settings.files import ANEW, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import parse
@@ -28,17 +28,10 @@ from dllm_decode.training.learn2pd import (
 )
 from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
-from eval.training.held_out import (
-    HeldOutScores,
-    comparison_of,
-    description_of,
-    read_scores,
-    score_held_out,
-    table_of,
-)
+from eval.training.held_out import description_of, score_held_out
 from eval.training.questions import Questions, config_for_model, read_questions, settings_of
 from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writing
-from samplers import FixedSchedule, Learn2PD, Sampler
+from samplers import FixedSchedule, Learn2PD
 from samplers.expression import expression_of
 
 
@@ -48,8 +41,7 @@ def run(options: argparse.Namespace) -> int:
     Raises ValueError if anything is wrong, if possible before the first forward.
     """
     work = _require_output(Path(options.output))
-    options.threshold = list(dict.fromkeys(options.threshold))
-    against, cache = parse(options.against, Sampler), parse(options.cache, CachePolicy)
+    cache = parse(options.cache, CachePolicy)
     questions, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "",
         least=LEAST_PROMPTS,
@@ -62,8 +54,9 @@ def run(options: argparse.Namespace) -> int:
     questions.warn(loaded.tokenizer)
     config = config_for_model(questions, loaded, given_options(options, FILTER_DECODING))
     assert config.block_length is not None
-    judging = judged.run(loaded, against, cache, config, options.batch_size)
-    questions.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
+    reference = FixedSchedule(config.block_length)
+    questions.run(loaded, reference, cache, config, options.batch_size)
+    judging = judged.run(loaded, reference, cache, config, options.batch_size)
     # The filter does not exist yet; the oracle that its examples come from needs the same facts.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
     training = FilterTraining(options, work, settings, questions, judged, judging)
@@ -98,8 +91,8 @@ class FilterTraining:
     """A run of the command, all options of which were checked.
 
     Examples come from `questions`; `work` is the folder of all that is needed to go on.
-    `judging` is the sampler that the filter is compared with, on the questions `judged`; its model,
-    cache and options are those of every decode.
+    The filter is judged on the questions `judged`: `judging` decodes them once the filter is its
+    sampler. Its model, cache and options are those of every decode.
     """
 
     options: argparse.Namespace
@@ -124,7 +117,7 @@ class FilterTraining:
             )  # fmt: skip
         save_filter(
             network, Path(options.output), model=judging.model.name, settings=settings,
-            threshold=options.threshold[0], fingerprint=fingerprint_of(judging.model),
+            threshold=options.threshold, fingerprint=fingerprint_of(judging.model),
         )  # fmt: skip
         self.judge(console)
 
@@ -148,30 +141,14 @@ class FilterTraining:
         return join(parts)
 
     def judge(self, console: Console) -> None:
-        """Decodes held-out prompts with the filter and with the other sampler, and compares."""
-        options, judged, judging = self.options, self.judged, self.judging
-        rules: dict[str, Sampler] = {expression_of(judging.sampler): judging.sampler}
-        rules |= {f"filter at {p}": Learn2PD(options.output, p) for p in options.threshold}
-        by_name: dict[str, HeldOutScores] = {}
-        with ProgressBar(console, "held-out prompts", len(rules)) as bar:
-            for name, rule in rules.items():
-                file = self.work / "held_out" / f"{digest(name)}.json"
-                if not file.exists():
-                    score_held_out(replace(judging, sampler=rule), judged.examples).save(file)
-                by_name[name] = read_scores(file, judged)
-                bar.advance(1)
-        console.print(table_of(judged, by_name))
-        first, *others = by_name.values()
-        report = description_of("train-filter", judging, judged) | {
-            "against": {
-                "sampler": expression_of(judging.sampler),
-                "accuracy": first.accuracy,
-                "forwards": first.mean_forwards,
-            },
-            "filter": [
-                {"threshold": threshold} | comparison_of(first, filter_scores)
-                for threshold, filter_scores in zip(options.threshold, others, strict=True)
-            ],
+        """Decodes held-out prompts with the filter, and writes its accuracy and forwards."""
+        options = self.options
+        judging = replace(self.judging, sampler=Learn2PD(options.output, options.threshold))
+        scores = score_held_out(judging, self.judged.examples)
+        console.print(scores.said("held-out"), highlight=False, soft_wrap=True)
+        report = description_of("train-filter", judging, self.judged) | {
+            "sampler": expression_of(judging.sampler),
+            **scores.point,
         }
         file = Path(options.output).with_suffix(".json")
         write_json(file, report)

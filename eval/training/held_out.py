@@ -2,19 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from rich.table import Table
 
 from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.ranks import ALONE, ProcessRank
-from eval.metrics.statistics import mean, ratio_of_sums, share_interval
-from eval.reports.comparison import difference
+from eval.metrics.statistics import mean, share_interval
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
 from eval.runs.scoring import batch_seed, decode_and_score
@@ -30,38 +28,27 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         scores: The task's first score, in [0, 1].
         forwards: Forwards that the row took part in.
-        lengths: Tokens of the answer, its EOS included.
     """
 
     scores: list[Annotated[float, Meta(ge=0, le=1)]]
     forwards: list[Annotated[int, Meta(ge=1)]]
-    lengths: list[Annotated[int, Meta(ge=0)]]
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        """The mean score with its 95 per cent interval, see `share_interval`."""
-        is_binary = all(score in (0, 1) for score in self.scores)
-        _, bounds = share_interval(self.scores, is_binary=is_binary)
-        return {"value": mean(self.scores), **bounds._asdict()}
-
-    @property
-    def mean_forwards(self) -> float:
-        """Forwards a prompt."""
-        return mean(self.forwards)
 
     @property
     def point(self) -> dict[str, float]:
-        """Accuracy with its interval, and forwards a prompt."""
-        accuracy = self.accuracy
+        """Accuracy with its 95 per cent interval, see `share_interval`, and forwards a prompt."""
+        is_binary = all(score in (0, 1) for score in self.scores)
+        _, bounds = share_interval(self.scores, is_binary=is_binary)
         return {
-            "accuracy": accuracy["value"], "low": accuracy["low"], "high": accuracy["high"],
-            "forwards": self.mean_forwards,
+            "accuracy": mean(self.scores), **bounds._asdict(), "forwards": mean(self.forwards),
         }  # fmt: skip
 
     def said(self, label: str) -> str:
         """Returns a line for the terminal."""
-        accuracy = self.accuracy["value"]
-        return f"{label}: accuracy {accuracy:.3f}, {self.mean_forwards:.2f} forwards a prompt"
+        point = self.point
+        return (
+            f"{label}: accuracy {point['accuracy']:.3f} [{point['low']:.3f}, {point['high']:.3f}], "
+            f"{point['forwards']:.2f} forwards a prompt"
+        )
 
     def save(self, file: Path) -> None:
         """Writes the measurements as JSON."""
@@ -87,9 +74,9 @@ def score_held_out(
         records = decode_and_score(run, batch, replace(run.config, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
             score = defined_score(run, example, record)
-            results.append((i, score, record["nfe"], record["length"]))
-    _, scores, forwards, lengths = map(list, zip(*sorted(gather(results)), strict=True))
-    return HeldOutScores(scores, forwards, lengths)
+            results.append((i, score, record["nfe"]))
+    _, scores, forwards = map(list, zip(*sorted(gather(results)), strict=True))
+    return HeldOutScores(scores, forwards)
 
 
 def read_scores(file: Path, questions: Questions) -> HeldOutScores:
@@ -126,41 +113,3 @@ def description_of(command: str, run: Run, questions: Questions) -> dict[str, An
         "cache": expression_of(run.cache),
         "machine": machine_of(run.model.device),
     }
-
-
-def comparison_of(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
-    """Compares two measurements on the same prompts, ready for JSON.
-
-    `accuracy_difference` is paired: Tango's score interval where scores are 0 or 1, else the
-    bootstrap's. `forwards_ratio` is the ratio of sums with its bootstrap interval.
-    """
-    return {
-        "num_prompts": len(after.scores),
-        "accuracy": after.accuracy,
-        "forwards": after.mean_forwards,
-        "tokens_per_forward": sum(after.lengths) / sum(after.forwards),
-        "accuracy_difference": difference(before.scores, after.scores)["accuracy"],
-        "forwards_ratio": ratio_of_sums(after.forwards, before.forwards)._asdict(),
-    }
-
-
-def table_of(questions: Questions, by_name: Mapping[str, HeldOutScores]) -> Table:
-    """Returns a table of measurements and their differences from the first row."""
-    title = f"{len(questions.examples)} held-out prompts, {questions.selection.address}"
-    table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")
-    table.add_column("", overflow="fold")
-    for column in ("accuracy", "forwards", "accuracy:\ndifference", "forwards:\nratio"):
-        table.add_column(column, justify="right", no_wrap=True)
-    reference = next(iter(by_name.values()))
-    for name, scores in by_name.items():
-        cells = [_interval(scores.accuracy), f"{scores.mean_forwards:.2f}"]
-        if scores is not reference:
-            comparison = comparison_of(reference, scores)
-            cells.append(_interval(comparison["accuracy_difference"], "+.3f"))
-            cells.append(_interval(comparison["forwards_ratio"]))
-        table.add_row(name, *cells)
-    return table
-
-
-def _interval(estimate: dict[str, Any], spec: str = ".3f") -> str:
-    return f"{estimate['value']:{spec}}\n[{estimate['low']:{spec}}, {estimate['high']:{spec}}]"

@@ -36,10 +36,12 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert distil(*options(whole, "--muon", "0.001")) == 0
     shown = capsys.readouterr().out
     assert "the teacher is right on" in shown
-    assert "2 held-out prompts" in shown
+    assert "before: accuracy" in shown
+    assert "after: accuracy" in shown
     report = json.loads((whole / "training.json").read_text())
+    assert report["held_out"]["num_examples"] == 2
     assert report["before"]["forwards"] > 0
-    assert report["after"]["num_prompts"] == 2
+    assert report["after"] == {name: report["history"][-1][name] for name in report["after"]}
     assert report["history"][0]["samples"] == 0.0
     assert len(report["history"]) >= 3
 

@@ -138,6 +138,25 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
     assert "Traceback" not in "".join(process.said)
 
 
+@pytest.mark.slow
+def test_a_server_that_is_told_to_end_waits_no_longer_than_the_grace() -> None:
+    process = Process("--allow-sampler", "slow=FixedSchedule(16)", "--grace-s", "1")
+    try:
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
+            body = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 400, "n": 64}
+            stream = client.chat.completions.create(
+                **body, stream=True, extra_body={"ignore_eos": True, "sampler": "slow"}
+            )
+            process.end(signal.SIGTERM)
+            with pytest.raises(openai.APIError):
+                list(stream)
+        wait_until(lambda: process.status is not None, 10.0)
+        assert process.status == 0, process.said
+        assert process.said[-1] == "Stopped.\n"
+    finally:
+        process.close()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

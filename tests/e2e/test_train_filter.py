@@ -29,13 +29,12 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
     assert main(["train-filter", *options(whole)]) == 0
     shown = capsys.readouterr().out
-    assert "2 held-out prompts" in shown
+    assert "held-out: accuracy" in shown
     report = json.loads(whole.with_suffix(".json").read_text())
-    (judged,) = report["filter"]
-    assert judged["threshold"] == 0.6
-    assert judged["accuracy_difference"]["low"] <= judged["accuracy_difference"]["value"]
-    assert judged["forwards_ratio"]["value"] > 0
-    assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
+    assert report["sampler"] == repr(Learn2PD(str(whole), 0.6))
+    assert report["held_out"]["num_examples"] == 2
+    assert report["low"] <= report["accuracy"] <= report["high"]
+    assert 0 < report["forwards"] <= 24
     model, _ = load_model("mini")
     assert load_filter(str(whole)).fingerprint == model.fingerprint
     out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=24, block_length=12)

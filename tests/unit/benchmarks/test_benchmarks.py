@@ -48,7 +48,7 @@ def test_a_table_has_the_columns_of_all_rows() -> None:
 def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsys) -> None:
     written = tmp_path / "figures.json"
     options = "--geometry tiny --prompt-length 16 --gen-length 32 --device cpu --num-threads 1"
-    options += " --parts table step --json"
+    options += " --parts table --json"
     chosen = ["NoCache(), NoVerifier()", "DualCache(), SelfVerify(4)"]
     main([*options.split(), str(written), "--contenders", *chosen])
     printed = capsys.readouterr().out
@@ -57,7 +57,6 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
     names = [row["contender"] for row in figures["table"]]
     assert names == ["plain reference loop", "NoCache()", "DualCache(), SelfVerify(4)"]
     assert figures["table"][1]["tokens"] == "same"
-    assert {row["cache"] for row in figures["step"]} == {"NoCache()", "DualCache()"}
     assert figures["command"].startswith("python -m benchmarks --geometry tiny --prompt-length")
 
 

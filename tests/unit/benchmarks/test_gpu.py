@@ -50,17 +50,17 @@ def test_finished_parts_are_not_run_again(
 
     def run(part: str, setting: Setting, path: Path, limit_s: float) -> None:
         ran.append(part)
-        if part != "step" or ran.count("step") > 1:
+        if part != "weights" or ran.count("weights") > 1:
             gpu.measure_part(part, setting, path)
 
     monkeypatch.setattr(gpu, "run", run)
     monkeypatch.setattr(gpu, "PARTS", dict.fromkeys(gpu.PARTS, _one_line))
-    words = [*WORDS, "--folder", str(tmp_path), "--parts", "step", "one-row"]
-    with pytest.raises(SystemExit, match=r"These parts must be run again: step\."):
+    words = [*WORDS, "--folder", str(tmp_path), "--parts", "weights", "one-row"]
+    with pytest.raises(SystemExit, match=r"These parts must be run again: weights\."):
         gpu.main(words)
     gpu.main(words)
-    assert ran == ["step", "one-row", "step"]
-    assert "step: Says its batch" in capsys.readouterr().out
+    assert ran == ["weights", "one-row", "weights"]
+    assert "weights: Says its batch" in capsys.readouterr().out
 
 
 def _one_line(setting: Setting) -> gpu.Rows:

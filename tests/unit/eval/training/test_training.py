@@ -23,7 +23,7 @@ from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.statistics import wilson
 from eval.runs.settings import Run
 from eval.training.filter_command import read_examples
-from eval.training.held_out import HeldOutScores, comparison_of, read_scores, score_held_out
+from eval.training.held_out import HeldOutScores, read_scores, score_held_out
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, claim_training, writing
 from eval.training.teacher_answers import ask, read_answers
@@ -167,19 +167,13 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
     assert any(sorted(answer.ranks) != list(answer.ranks) for answer in answers)
 
 
-def test_comparisons_are_paired() -> None:
-    before = HeldOutScores([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
-    after = HeldOutScores([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
-    change = comparison_of(before, after)
-    assert change["accuracy_difference"]["value"] == pytest.approx(-0.02)
-    assert change["accuracy_difference"]["low"] > -0.08
-    assert change["forwards_ratio"]["value"] == pytest.approx(0.5)
-    assert 0.4 < change["forwards_ratio"]["low"] < 0.5 < change["forwards_ratio"]["high"] < 0.6
-    assert change["tokens_per_forward"] == pytest.approx(4.0)
-    assert after.accuracy["low"] < 0.48 < after.accuracy["high"]
-    assert HeldOutScores([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
+def test_a_point_has_accuracy_with_its_interval_and_forwards() -> None:
+    point = HeldOutScores([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50).point
+    assert (point["accuracy"], point["forwards"]) == pytest.approx((0.48, 5.0))
+    assert (point["low"], point["high"]) == wilson(48, 100)
+    assert HeldOutScores([0.5, 0.25], [1, 1]).point["accuracy"] == pytest.approx(0.375)
     # Equal scores had an interval without a width.
-    equal = HeldOutScores([0.5] * 10, [1] * 10, [1] * 10).accuracy
+    equal = HeldOutScores([0.5] * 10, [1] * 10).point
     assert (equal["low"], equal["high"]) == wilson(5, 10)
 
 
@@ -198,7 +192,6 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--model", "mini?quantize=int8"], "must be left out, got 'mini?quantize=int8'"),
         (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
         (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
-        (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
         (["train-filter", "--seed", "9" * 30], "seed must be between"),
         (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
         (["train-filter", "--prompts", "chat", "--model", "plain"], "a chat template"),
@@ -304,12 +297,12 @@ def test_a_second_process_is_refused_while_one_writes(
 
 DAMAGED = ("null", "{", "{}", '{"answers": [{"prompt": []}]}')
 DAMAGED_SCORES = (
-    '{"scores": [1.0], "forwards": [3], "lengths": "4"}',
-    '{"scores": [2.0], "forwards": [3], "lengths": [4]}',
-    '{"scores": [1.0], "forwards": [0], "lengths": [4]}',
-    '{"scores": [1.0, 1.0], "forwards": [3], "lengths": [4]}',
-    '{"scores": [], "forwards": [], "lengths": []}',
-    '{"scores": [1.0], "forwards": [3], "lengths": [4], "spent": 1}',
+    '{"scores": [1.0], "forwards": "3"}',
+    '{"scores": [2.0], "forwards": [3]}',
+    '{"scores": [1.0], "forwards": [0]}',
+    '{"scores": [1.0, 1.0], "forwards": [3]}',
+    '{"scores": [], "forwards": []}',
+    '{"scores": [1.0], "forwards": [3], "spent": 1}',
 )
 
 
