@@ -14,22 +14,22 @@ from samplers.logits.statistics import divided, ranks, sort_by_rank
 from samplers.view import View
 
 
-class Denoising(NamedTuple):
+class AcceptAndRenoiseState(NamedTuple):
     """The memory of a block.
 
     Attributes:
         belief: Logits of the last step, divided by its temperature.
         history: The most likely tokens of the last steps, latest last; -1 before the first one.
-        step: Steps taken in this block.
+        steps: Steps taken in this block.
     """
 
     belief: Float[Tensor, "B W V"]
     history: Int[Tensor, "B k W"]
-    step: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
 
 
 @dataclass(frozen=True)
-class AcceptAndRenoise(RevisingSampler[Denoising]):
+class AcceptAndRenoise(RevisingSampler[AcceptAndRenoiseState]):
     """Draws all tokens of a block at every step, keeps the surest, and makes the others noise.
 
     For uniform-state models, whose blocks begin as random tokens. Step n of N, counted from 0, has
@@ -85,17 +85,19 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
     def max_steps(self, num_masks: int) -> int:
         return self.num_steps
 
-    def init(self, view: View) -> Denoising:
+    def init(self, view: View) -> AcceptAndRenoiseState:
         B, W = view.tokens.shape
         history = view.tokens.new_full((B, self.stability_threshold, W), -1)
         belief = torch.zeros_like(view.logits, dtype=view.dtype)
-        return Denoising(belief, history, torch.zeros_like(view.tokens[:, 0]))
+        return AcceptAndRenoiseState(belief, history, torch.zeros_like(view.tokens[:, 0]))
 
-    def belief(self, state: Denoising) -> Float[Tensor, "B W V"]:
+    def belief(self, state: AcceptAndRenoiseState) -> Float[Tensor, "B W V"]:
         return state.belief
 
-    def step(self, view: View, state: Denoising) -> tuple[Decision, Denoising]:
-        step = state.step + 1
+    def step(
+        self, view: View, state: AcceptAndRenoiseState
+    ) -> tuple[Decision, AcceptAndRenoiseState]:
+        step = state.steps + 1
         left = (self.num_steps + 1 - step).float() / self.num_steps
         temperature = self.t_min + (self.t_max - self.t_min) * left
         tempered = view.with_logits(divided(view.logits.to(view.dtype), temperature))
@@ -108,7 +110,8 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
         tokens = torch.where(is_finished[:, None], best, noisy)
         settle = view.eligible & is_finished[:, None]
         history = torch.cat([state.history, best[:, None]], 1)[:, 1:]
-        return Decision(view.eligible, tokens, settle), Denoising(tempered.logits, history, step)
+        next_state = AcceptAndRenoiseState(tempered.logits, history, step)
+        return Decision(view.eligible, tokens, settle), next_state
 
     def accepted(self, view: View) -> Bool[Tensor, "B W"]:
         """Returns the positions whose drawn tokens stay, given the divided logits."""

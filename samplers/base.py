@@ -12,6 +12,9 @@ from samplers.facts import Fact, PlugIn
 from samplers.state import SamplerState
 from samplers.view import Scope, View
 
+ASSETS = Path(__file__).parent / "assets"
+"""Folder of the files that come with this package, such as a filter of `Learn2PD`."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -99,16 +102,16 @@ class Sampler(PlugIn, ABC, Generic[SamplerState]):
         """Files that the rule reads, such as weights; if one changes, old answers are invalid."""
         return ()
 
-    def check_model(self, *, name: str, fingerprint: str) -> None:
+    def check_model(self, *, model_name: str, fingerprint: str) -> None:
         """Raises ValueError if the rule was made for another model; by default it fits any.
 
         Args:
-            name: Name of the model; two models may have the same name.
+            model_name: Name of the model; two models may have the same name.
             fingerprint: Equal for equal weights under any name; the model's name if it has no
                 fingerprint.
         """
 
-    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
+    def check(self, *, model_name: str, gen_length: int, block_length: int) -> None:
         """Raises ValueError if the rule cannot serve such a decode; by default it always can."""
 
     def max_steps(self, num_masks: int) -> int:

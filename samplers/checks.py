@@ -230,11 +230,11 @@ def checks_of(hint: Any, default: Any = None) -> Sequence[tuple[Check, bool]]:
         default: Class of the default, an example in messages.
     """
     optional = NoneType in get_args(hint)
-    checks = _declared(get_args(hint)[0] if optional else hint, default)
+    checks = _checks_within(get_args(hint)[0] if optional else hint, default)
     return [(check, optional) for check in checks]
 
 
-def _declared(hint: Any, default: Any) -> Sequence[Check]:
+def _checks_within(hint: Any, default: Any) -> Sequence[Check]:
     """Returns the checks that an annotation declares; the class of the default is an example."""
     if get_origin(hint) is Annotated:
         return tuple(hint.__metadata__)

@@ -18,7 +18,7 @@ from samplers.wrapper import Wrapper
 _MIN_SLOTS = 32
 
 
-class Credit(NamedTuple):
+class CreditState(NamedTuple):
     """The credit of each position, as pairs of token and credit, and the base's state.
 
     Attributes:
@@ -33,7 +33,7 @@ class Credit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CreditDecoding(Wrapper[Credit]):
+class CreditDecoding(Wrapper[CreditState]):
     """Raises tokens that were often the most likely ones, then lets another sampler decide.
 
     At each step, for every eligible position with distribution p and most likely token v*, credit
@@ -71,15 +71,15 @@ class CreditDecoding(Wrapper[Credit]):
         # Credit belongs to a position, and does not depend on which masks are open around it.
         return self.base.needs
 
-    def init(self, view: View) -> Credit:
+    def init(self, view: View) -> CreditState:
         num_slots = max(_MIN_SLOTS, view.block_width)
         tokens = view.tokens.new_full((*view.tokens.shape, num_slots), -1)
         credit = torch.zeros_like(tokens, dtype=view.dtype)
         # With a bias, as in every step, so that the state of the base keeps its dtype.
         fused = view.with_logit_bias(view.most_likely[..., None], credit[..., :1])
-        return Credit(tokens, credit, self.base.init(fused))
+        return CreditState(tokens, credit, self.base.init(fused))
 
-    def step(self, view: View, state: Credit) -> tuple[Decision, Credit]:
+    def step(self, view: View, state: CreditState) -> tuple[Decision, CreditState]:
         tokens, credit, inner = state
         best = view.most_likely[..., None]
         # The token's slot if it has one, else the first free slot, else the slot of least credit.
@@ -94,4 +94,4 @@ class CreditDecoding(Wrapper[Credit]):
         decision, inner = self.base.step(fused, inner)
         if decision.tokens is None:
             decision = replace(decision, tokens=fused.proposal)
-        return decision, Credit(updated, credit, inner)
+        return decision, CreditState(updated, credit, inner)

@@ -60,9 +60,9 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
 
     def _masked_share(self, view: View) -> Float[Tensor, " B"]:
         """Returns the share of masks in the block and the positions that count after it."""
-        in_block = view.in_answer.sum(-1)
         after = (view.gen_length - 1 - view.positions[:, -1]).clamp(min=0)
         counted = torch.where(after > self.window, self.window + 1, after)
+        num_positions = (view.in_answer.sum(-1) + counted).clamp(min=1)
         masks = view.eligible.sum(-1)
         masks_after = torch.minimum(counted, (view.num_left - masks).clamp(min=0))
-        return (masks + masks_after).to(widest(masks.device)) / (in_block + counted).clamp(min=1)
+        return (masks + masks_after).to(widest(masks.device)) / num_positions

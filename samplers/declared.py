@@ -1,4 +1,4 @@
-"""Checks of what a sampler says of itself, before its first step."""
+"""Checks of what plug-ins say of themselves, before the first step."""
 
 import inspect
 from typing import Any, get_args

@@ -20,20 +20,20 @@ _EPSILON = 0.001
 _READ_OUT = math.exp(-0.7)
 
 
-class Chain(NamedTuple):
+class DuoPosteriorState(NamedTuple):
     """The memory of a block.
 
     Attributes:
         belief: Logits of the last step, divided by its temperature.
-        step: Steps taken in this block.
+        steps: Steps taken in this block.
     """
 
     belief: Float[Tensor, "B W V"]
-    step: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
 
 
 @dataclass(frozen=True)
-class DuoPosterior(RevisingSampler[Chain]):
+class DuoPosterior(RevisingSampler[DuoPosteriorState]):
     """Draws each position of a block from its posterior, given the token there and the logits.
 
     For uniform-state models. A clean token is kept with the probability alpha, and is uniformly
@@ -81,25 +81,27 @@ class DuoPosterior(RevisingSampler[Chain]):
         left = torch.linspace(1, 0, self.num_steps + 1, device=device)
         return 1.0 - (1.0 - _EPSILON) * (_EPSILON + (1.0 - _EPSILON) * left**self.rho)
 
-    def init(self, view: View) -> Chain:
+    def init(self, view: View) -> DuoPosteriorState:
         belief = torch.zeros_like(view.logits, dtype=view.dtype)
-        return Chain(belief, torch.zeros_like(view.tokens[:, 0]))
+        return DuoPosteriorState(belief, torch.zeros_like(view.tokens[:, 0]))
 
-    def belief(self, state: Chain) -> Float[Tensor, "B W V"]:
+    def belief(self, state: DuoPosteriorState) -> Float[Tensor, "B W V"]:
         return state.belief
 
-    def step(self, view: View, state: Chain) -> tuple[Decision, Chain]:
-        is_last, alphas = state.step == self.num_steps, self.alphas(view.tokens.device)
-        alpha_t = torch.where(is_last, _READ_OUT, alphas[state.step])
-        next_alpha = alphas[(state.step + 1).clamp(max=self.num_steps)]
+    def step(self, view: View, state: DuoPosteriorState) -> tuple[Decision, DuoPosteriorState]:
+        is_last, alphas = state.steps == self.num_steps, self.alphas(view.tokens.device)
+        alpha_t = torch.where(is_last, _READ_OUT, alphas[state.steps])
+        next_alpha = alphas[(state.steps + 1).clamp(max=self.num_steps)]
         alpha_s = torch.where(is_last, 1.0, next_alpha)
-        share = (state.step / max(1, self.num_steps - 1)).clamp(max=1.0)
+        share = (state.steps / max(1, self.num_steps - 1)).clamp(max=1.0)
         temperature = self.t_max + (self.t_min - self.t_max) * share
         logits = divided(view.logits.to(view.dtype), temperature)
-        log_law = posterior(logits.softmax(-1), view.tokens, alpha_t, alpha_s, self.kappa).log()
-        law_view = replace(view.with_logits(log_law).at_step(state.step + 1), temperature=1.0)
+        probabilities = posterior(logits.softmax(-1), view.tokens, alpha_t, alpha_s, self.kappa)
+        posterior_view = view.with_logits(probabilities.log()).at_step(state.steps + 1)
+        posterior_view = replace(posterior_view, temperature=1.0)
         settle = view.eligible & is_last[:, None]
-        return Decision(view.eligible, law_view.proposal, settle), Chain(logits, state.step + 1)
+        next_state = DuoPosteriorState(logits, state.steps + 1)
+        return Decision(view.eligible, posterior_view.proposal, settle), next_state
 
 
 def posterior(

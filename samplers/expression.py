@@ -145,14 +145,14 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
             constructor refuses its arguments.
     """
     try:
-        return _built(text, constructors)
+        return _parsed_call(text, constructors)
     except RecursionError:
         raise ValueError(
             f"An expression must not be nested deeper than Python reads, got {shown(text)}."
         ) from None
 
 
-def _built(text: str, constructors: Constructors) -> Any:
+def _parsed_call(text: str, constructors: Constructors) -> Any:
     try:
         tree: ast.expr | None = ast.parse(text.strip(), mode="eval").body
     # Text that is nested too deeply or holds a NUL raises one of the last two in some versions.

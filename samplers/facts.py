@@ -42,7 +42,7 @@ class Fact(CheckedFields):
     LEAVE_ONE_OUT: ClassVar["Fact"]
     STARTS_AS_NOISE: ClassVar["Fact"]
     WHOLE_BLOCKS: ClassVar["Fact"]
-    ANY_PART: ClassVar["Fact"]
+    DECIDES_ON_PART: ClassVar["Fact"]
     FINAL_TOKENS: ClassVar["Fact"]
 
 
@@ -126,7 +126,7 @@ Fact.WHOLE_BLOCKS = Fact(
     "a block schedule that opens all masks of a block at once, after the block before",
     "blocks=Sequential()",
 )
-Fact.ANY_PART = Fact(
+Fact.DECIDES_ON_PART = Fact(
     "sampler",
     "a sampler of scope 'block' that needs no whole blocks, because it is shown only those "
     "open positions that a forward computes",
@@ -141,7 +141,7 @@ Fact.FINAL_TOKENS = Fact(
 FACTS: Mapping[str, Fact] = {
     name: fact for name, fact in vars(Fact).items() if isinstance(fact, Fact)
 }
-"""The facts of this package by name; of several that lack, the first one is reported."""
+"""The facts of this package by name; if several are missing, the first one is reported."""
 
 
 _Self = TypeVar("_Self", bound="PlugIn")

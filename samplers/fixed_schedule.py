@@ -31,7 +31,7 @@ class ScheduleState(NamedTuple):
     steps: Int[Tensor, " B"]
 
     @staticmethod
-    def begun(masks: Int[Tensor, " B"]) -> "ScheduleState":
+    def at_start(masks: Int[Tensor, " B"]) -> "ScheduleState":
         """Returns the state before the first step."""
         return ScheduleState(masks, torch.zeros_like(masks))
 
@@ -76,7 +76,7 @@ class FixedSchedule(Sampler[ScheduleState]):
     schedule: Schedule = "even"
 
     def init(self, view: View) -> ScheduleState:
-        return ScheduleState.begun(view.eligible.sum(-1))
+        return ScheduleState.at_start(view.eligible.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state
@@ -122,3 +122,11 @@ def even_quota(
     """Returns how many of a block's masks the even schedule commits at a step; 0 after its last."""
     quota = masks // steps_per_block + (steps < masks % steps_per_block)
     return quota * (steps < steps_per_block)
+
+
+def even_total(
+    masks: Int[Tensor, " B"], steps_per_block: int, steps: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns how many of a block's masks the even schedule has committed after some steps."""
+    total = steps * (masks // steps_per_block) + torch.minimum(steps, masks % steps_per_block)
+    return torch.minimum(total, masks)

@@ -14,7 +14,7 @@ from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
 
 
-class Shifted(NamedTuple):
+class InDelState(NamedTuple):
     """The history of a block.
 
     Attributes:
@@ -34,7 +34,7 @@ class Shifted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class JointThresholdInDel(RevisingSampler[Shifted]):
+class JointThresholdInDel(RevisingSampler[InDelState]):
     """Commits and edits by two thresholds; two of the tokens delete or insert a position.
 
     A step chooses masks to fill and tokens to edit, as `JointThreshold` does. If the model proposes
@@ -108,7 +108,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         limit = num_masks if self.rule == "sglang" else self.steps
         return limit + self.max_edit_steps + 1
 
-    def init(self, view: View) -> Shifted:
+    def init(self, view: View) -> InDelState:
         """Returns the history of a block in which every open position is an original mask."""
         if max(self.delete_id, self.split_id) >= view.vocab_size:
             raise ValueError(
@@ -119,9 +119,9 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         none = torch.zeros_like(view.tokens[:, 0])
         never = torch.full_like(view.tokens, -1)
         never = never[:, None].repeat(1, self.max_steps(view.tokens.shape[1]), 1)
-        return Shifted(view.eligible, none, none, never, never)
+        return InDelState(view.eligible, none, none, never, never)
 
-    def step(self, view: View, state: Shifted) -> tuple[Decision, Shifted]:
+    def step(self, view: View, state: InDelState) -> tuple[Decision, InDelState]:
         masks = view.eligible & view.masked
         steps = state.steps + view.eligible.any(-1)
         is_post = ~(masks & state.original).any(-1)
@@ -131,20 +131,21 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         ends = is_post & (post_steps >= self.max_edit_steps)
         if self.rule == "sglang":
             ends |= steps > view.eligible.sum(-1) + self.max_edit_steps
-        fill, ends = self._filled(view, masks & state.original, ends, state.steps)
+        fill, ends = self._masks_to_fill(view, masks & state.original, ends, state.steps)
         edit = view.eligible & ~masks & (view.confidence > self.edit_threshold)
         chosen = fill | edit & (view.proposal != view.tokens)
-        tokens = torch.where((ends | _is_blank(view))[:, None], self._plain(view), view.proposal)
-        tokens = torch.where(ends[:, None], tokens, self._untried(view, chosen, tokens, state))
+        is_plain = (ends | _is_blank(view))[:, None]
+        tokens = torch.where(is_plain, self._plain_proposals(view), view.proposal)
+        tokens = torch.where(ends[:, None], tokens, self._with_untried(view, chosen, tokens, state))
         at = state.steps[:, None, None].expand(-1, 1, masks.shape[1])
         seen = state.seen.scatter(1, at, view.tokens[:, None])
         tried = state.tried.scatter(1, at, torch.where(chosen, tokens, -1)[:, None])
-        empty, tokens, original = self._moved(view, chosen, tokens, state.original)
+        empty, tokens, original = self._contents_after(view, chosen, tokens, state.original)
         settle = view.eligible & (ends | ~(chosen | masks).any(-1))[:, None]
         decision = Decision(view.eligible & ~empty, tokens, settle, empty & ~masks)
-        return decision, Shifted(original, steps, post_steps, seen, tried)
+        return decision, InDelState(original, steps, post_steps, seen, tried)
 
-    def _filled(
+    def _masks_to_fill(
         self,
         view: View,
         original: Bool[Tensor, "B W"],
@@ -167,18 +168,19 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
             ends = ends | ~(original & ~fill).any(-1)
         return torch.where(ends[:, None], masks, fill), ends
 
-    def _plain(self, view: View) -> Int[Tensor, "B W"]:
+    def _plain_proposals(self, view: View) -> Int[Tensor, "B W"]:
         """Returns the proposals, with the likeliest other token in place of DELETE and SPLIT."""
         tokens = view.proposal
         for candidate in view.top_k(3).tokens.flip(-1).unbind(-1):
-            tokens = torch.where(self._moves(candidate), tokens, candidate)
-        return torch.where(self._moves(view.proposal), tokens, view.proposal)
+            tokens = torch.where(self._is_move(candidate), tokens, candidate)
+        return torch.where(self._is_move(view.proposal), tokens, view.proposal)
 
-    def _moves(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+    def _is_move(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+        """Returns which tokens are DELETE or SPLIT."""
         return (tokens == self.delete_id) | (tokens == self.split_id)
 
-    def _untried(
-        self, view: View, chosen: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"], state: Shifted
+    def _with_untried(
+        self, view: View, chosen: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"], state: InDelState
     ) -> Int[Tensor, "B W"]:
         """Returns the tokens, with another one in rows whose block was seen before."""
         repeats = (state.seen == view.tokens[:, None]).all(-1).any(-1)
@@ -195,7 +197,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         repeats = repeats & best.values.isfinite()
         return torch.where(least_sure & repeats[:, None], best.indices[:, None], tokens)
 
-    def _moved(
+    def _contents_after(
         self,
         view: View,
         chosen: Bool[Tensor, "B W"],

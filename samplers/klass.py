@@ -20,13 +20,13 @@ class KlassState(NamedTuple):
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
-        stable: Successive latest steps in which the position's distribution hardly moved.
+        stable_steps: Successive latest steps in which the position's distribution hardly moved.
         logits: Logits of the last step.
     """
 
     masks: Int[Tensor, " B"]
     steps: Int[Tensor, " B"]
-    stable: Int[Tensor, "B W"]
+    stable_steps: Int[Tensor, "B W"]
     logits: Float[Tensor, "B W V"]
 
 
@@ -71,16 +71,16 @@ class Klass(Sampler[KlassState]):
 
     def init(self, view: View) -> KlassState:
         masks = view.eligible.sum(-1)
-        stable = torch.zeros_like(view.tokens)
-        return KlassState(masks, torch.zeros_like(masks), stable, view.logits)
+        stable_steps = torch.zeros_like(view.tokens)
+        return KlassState(masks, torch.zeros_like(masks), stable_steps, view.logits)
 
     def step(self, view: View, state: KlassState) -> tuple[Decision, KlassState]:
-        masks, steps, stable, previous = state
+        masks, steps, stable_steps, previous = state
         # In a block's first step, `previous` is that step's own logits, so nothing is stable.
-        still = divergence(view.logits, previous) < self.kl_threshold
-        stable = (stable + 1) * (still & (steps > 0)[:, None])
+        is_stable = divergence(view.logits, previous) < self.kl_threshold
+        stable_steps = (stable_steps + 1) * (is_stable & (steps > 0)[:, None])
         ready = view.eligible & (view.confidence > self.threshold)
-        ready &= stable >= self.num_stable_steps
+        ready &= stable_steps >= self.num_stable_steps
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~ready.any(-1)
         commit = ready | highest(view.confidence, view.eligible, quota)
-        return Decision(commit=commit), KlassState(masks, steps + 1, stable, view.logits)
+        return Decision(commit=commit), KlassState(masks, steps + 1, stable_steps, view.logits)

@@ -13,14 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler
+from samplers.base import ASSETS, Decision, Sampler
 from samplers.checks import Probability, require_choice
 from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
-ASSETS = Path(__file__).parent / "assets"
 MAX_FILTER_BYTES = 2**28
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -80,21 +79,21 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
     def files(self) -> tuple[Path, ...]:
         return (_filter_file(self.filter),)
 
-    def check_model(self, *, name: str, fingerprint: str) -> None:
+    def check_model(self, *, model_name: str, fingerprint: str) -> None:
         trained = self.loaded
-        # Older files have no fingerprint.
-        wanted, got = (
-            (trained.fingerprint, fingerprint) if trained.fingerprint else (trained.model, name)
-        )
+        wanted, got = trained.fingerprint, fingerprint
+        if not trained.fingerprint:
+            # Older files have none.
+            wanted, got = trained.model, model_name
         if wanted == got:
             return
-        hint = ", another one by its weights" if name == trained.model else ""
+        hint = ", another one by its weights" if model_name == trained.model else ""
         raise ValueError(
             f"The model must be {trained.model!r}, for which the filter {self.filter!r} was "
-            f"trained, got {name!r}{hint}. Train a filter for this one."
+            f"trained, got {model_name!r}{hint}. Train a filter for this one."
         )
 
-    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
+    def check(self, *, model_name: str, gen_length: int, block_length: int) -> None:
         trained = self.loaded
         if trained.block_length != block_length:
             raise ValueError(

@@ -17,26 +17,26 @@ from samplers.view import View
 _NUM_TOP = 8
 
 
-class Evidence(NamedTuple):
+class LessState(NamedTuple):
     """The history of a block's earlier steps.
 
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
-        agreed: Successive latest steps with the same most likely token.
+        stable_steps: Successive latest steps with the same most likely token.
         tokens: The most likely tokens of the last step, -1 before the first.
         probabilities: Probabilities of these tokens.
     """
 
     masks: Int[Tensor, " B"]
     steps: Int[Tensor, " B"]
-    agreed: Int[Tensor, "B W"]
+    stable_steps: Int[Tensor, "B W"]
     tokens: Int[Tensor, "B W n"]
     probabilities: Float[Tensor, "B W n"]
 
 
 @dataclass(frozen=True)
-class Less(Sampler[Evidence]):
+class Less(Sampler[LessState]):
     """Commits confident positions whose leading tokens have stopped changing.
 
     An eligible position is accepted when its confidence reaches `threshold`, its most likely token
@@ -71,24 +71,24 @@ class Less(Sampler[Evidence]):
     num_stable_steps: Annotated[int, count_from(1)] = 2
     steps_per_block: Annotated[int, count_from(1)] = 64
 
-    def init(self, view: View) -> Evidence:
+    def init(self, view: View) -> LessState:
         masks = view.eligible.sum(-1)
         # No token has id -1: the first step finds nothing that agrees.
         tokens = torch.full_like(view.tokens, -1)[..., None].expand(-1, -1, self._num_top(view))
         shares = torch.zeros_like(tokens, dtype=view.dtype)
-        agreed = torch.zeros_like(view.tokens)
-        return Evidence(masks, torch.zeros_like(masks), agreed, tokens, shares)
+        stable_steps = torch.zeros_like(view.tokens)
+        return LessState(masks, torch.zeros_like(masks), stable_steps, tokens, shares)
 
-    def step(self, view: View, state: Evidence) -> tuple[Decision, Evidence]:
-        masks, steps, agreed, old_tokens, old_shares = state
+    def step(self, view: View, state: LessState) -> tuple[Decision, LessState]:
+        masks, steps, stable_steps, old_tokens, old_shares = state
         shares, tokens = view.likeliest(self._num_top(view))
-        agreed = (agreed + 1) * (tokens[..., 0] == old_tokens[..., 0])
+        stable_steps = (stable_steps + 1) * (tokens[..., 0] == old_tokens[..., 0])
         drift = _coarse_divergence(tokens, shares, old_tokens, old_shares)
         accepted = view.eligible & (view.confidence >= self.threshold)
-        accepted &= (agreed >= self.num_stable_steps) & (drift <= self.drift_threshold)
+        accepted &= (stable_steps >= self.num_stable_steps) & (drift <= self.drift_threshold)
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~accepted.any(-1)
         commit = accepted | highest(view.confidence, view.eligible, quota)
-        return Decision(commit=commit), Evidence(masks, steps + 1, agreed, tokens, shares)
+        return Decision(commit=commit), LessState(masks, steps + 1, stable_steps, tokens, shares)
 
     @staticmethod
     def _num_top(view: View) -> int:

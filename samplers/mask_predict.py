@@ -13,7 +13,7 @@ from samplers.logits.statistics import highest
 from samplers.view import View
 
 
-class Predicted(NamedTuple):
+class MaskPredictState(NamedTuple):
     """How far each row is, and how sure the model was of each token.
 
     Attributes:
@@ -27,14 +27,14 @@ class Predicted(NamedTuple):
     confidence: Float[Tensor, "B W"]
 
     @staticmethod
-    def begun(view: View) -> "Predicted":
+    def at_start(view: View) -> "MaskPredictState":
         """Returns the state before the first step of a block."""
         masks = view.eligible.sum(-1)
-        return Predicted(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
+        return MaskPredictState(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
 
 
 @dataclass(frozen=True)
-class MaskPredict(RevisingSampler[Predicted]):
+class MaskPredict(RevisingSampler[MaskPredictState]):
     """Proposes all masks in each step, and makes the least probable tokens [MASK] again.
 
     In a block of m masks, step t = 1, ..., S leaves the floor(m (S - t) / S) tokens of least
@@ -55,10 +55,10 @@ class MaskPredict(RevisingSampler[Predicted]):
 
     steps_per_block: Annotated[int, count_from(1)] = 10
 
-    def init(self, view: View) -> Predicted:
-        return Predicted.begun(view)
+    def init(self, view: View) -> MaskPredictState:
+        return MaskPredictState.at_start(view)
 
-    def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
+    def step(self, view: View, state: MaskPredictState) -> tuple[Decision, MaskPredictState]:
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
         confidence = torch.where(empty, view.confidence, state.confidence)
         num_steps = state.masks.clamp(min=1, max=self.steps_per_block)
@@ -69,4 +69,4 @@ class MaskPredict(RevisingSampler[Predicted]):
         doubtful = view.eligible & ~highest(confidence, view.eligible, num_sure)
         settle = view.eligible & ((left == 0) | ~empty.any(-1))[:, None]
         decision = Decision(empty & ~doubtful, settle=settle, remask=filled & doubtful)
-        return decision, Predicted(state.masks, state.steps + 1, confidence)
+        return decision, MaskPredictState(state.masks, state.steps + 1, confidence)

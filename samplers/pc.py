@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
+from samplers.base import ASSETS, Decision, Sampler
 from samplers.checks import NonNegative, count_from
 from samplers.fixed_schedule import ScheduleState, quota_to_the_end
 from samplers.logits.statistics import highest
 from samplers.view import View
 
-ASSETS = Path(__file__).parent / "assets"
 # The authors' value, added to each frequency.
 _SMOOTHING = 1e-9
 
@@ -91,7 +90,7 @@ class PC(Sampler[ScheduleState]):
         return {}
 
     def init(self, view: View) -> ScheduleState:
-        return ScheduleState.begun(view.eligible.sum(-1))
+        return ScheduleState.at_start(view.eligible.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state

@@ -28,7 +28,7 @@ class ProphetState(NamedTuple):
     """The steps taken in the block, and the base's state.
 
     Attributes:
-        steps: Steps of each row.
+        steps: Steps of each row in the block.
         base: The state of the wrapped sampler.
     """
 
@@ -38,20 +38,23 @@ class ProphetState(NamedTuple):
 
 @dataclass(frozen=True)
 class Prophet(Wrapper[ProphetState]):
-    """Fills all masks of a row at once when its answer is already decided.
+    """Fills all masks of a row at once when its result is already decided.
 
-    At each step the gap between the two highest logits is averaged over the answer's tokens that
-    are still masked. When it reaches the threshold of the current phase, or no such mask is left,
+    The result is the part of the answer that a task asks for, such as the number after "####"; the
+    options call it the answer.
+
+    At each step the gap between the two highest logits is averaged over the result's tokens that
+    are still masked. When it reaches the threshold of the current stage, or no such mask is left,
     every mask of the row, in this block and after, takes its proposal. Otherwise the base decides.
 
-    The phase follows progress: the first of `thresholds` holds below the first of `edges`, and so
+    The stage follows progress: the first of `thresholds` holds below the first of `edges`, and so
     on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
     at step t = 1, 2, ... of a fixed schedule.
 
-    The answer is `answer_length` tokens from `answer_start`. Or it comes after the first place
-    where the committed tokens of the generation spell `marker`, and ends before the first EOS that
+    The result is `answer_length` tokens from `answer_start`. Or it comes after the first place
+    where the committed tokens of the answer spell `marker`, and ends before the first EOS that
     is committed or most likely, or after `answer_length` tokens; nothing is filled before the
-    marker appears. Columns outside of the row's generation never count.
+    marker appears. Columns outside of the row's answer never count.
 
     Source: Li et al. 2025, "Diffusion Language Models Know the Answer Before Decoding",
     https://arxiv.org/abs/2508.19982, and the authors' generate_earlyexit.py.
@@ -59,22 +62,22 @@ class Prophet(Wrapper[ProphetState]):
     Differs: Each row is decided by itself; the authors' code looks at the first. The gap averages
     masked positions; with `gap="all"` committed positions too, as in the authors' code. Progress by
     share of tokens is ours, for bases without a fixed number of steps, and so is `marker`. A fixed
-    text before the answer is a template of `decode`.
+    text before the result is a template of `decode`.
 
     Attributes:
         base: The sampler that decides until then; it must give `Fact.FINAL_TOKENS`.
-        thresholds: Least mean gap of each phase, in logits, at least 0.
-        edges: Progress, in [0, 1] and ascending, at which the next phase begins.
-        answer_start: First position of the answer in the generation; `None`: after `marker`.
-        answer_length: Tokens of the answer, at least 1; after a marker at most so many.
-        marker: Token ids after which the answer begins, such as those of "####". If it is left out,
+        thresholds: Least mean gap of each stage, in logits, at least 0.
+        edges: Progress, in [0, 1] and ascending, at which the next stage begins.
+        answer_start: First position of the result in the answer; `None`: after `marker`.
+        answer_length: Tokens of the result, at least 1; after a marker at most so many.
+        marker: Token ids after which the result begins, such as those of "####". If it is left out,
             `dllm-decode eval` takes that of the task.
-        gap: Which of the answer's positions are averaged.
+        gap: Which of the result's positions are averaged.
         num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
 
     Raises:
         ValueError: If an attribute is outside its range, the base cannot be wrapped or, at the
-            start of `decode`, there is no marker and no `answer_start`, or the answer is not within
+            start of `decode`, there is no marker and no `answer_start`, or the result is not within
             `gen_length`.
     """
 
@@ -88,7 +91,7 @@ class Prophet(Wrapper[ProphetState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_phases(self.thresholds, self.edges)
+        _check_stages(self.thresholds, self.edges)
         require_tuple("marker", self.marker)
         for token in self.marker:
             require_count("Each token of marker", token, 0)
@@ -103,8 +106,8 @@ class Prophet(Wrapper[ProphetState]):
         sees_all = self.marker or self.gap == "all" or self.base.scope == "answer"
         return "answer" if sees_all else "suffix"
 
-    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
-        super().check(model=model, gen_length=gen_length, block_length=block_length)
+    def check(self, *, model_name: str, gen_length: int, block_length: int) -> None:
+        super().check(model_name=model_name, gen_length=gen_length, block_length=block_length)
         if self.answer_start is None and not self.marker:
             raise ValueError(
                 "Prophet must know where the answer is, got neither marker nor answer_start. Give "
@@ -134,28 +137,28 @@ class Prophet(Wrapper[ProphetState]):
         # Nearly every step can save the time for the proposals of later columns. On an accelerator,
         # reading `decided` takes longer than those proposals, unless tokens have to be drawn.
         if (decided.device.type != "cpu" and view.is_greedy) or decided.any():
-            filled = decided[:, None]
-            commit = torch.where(filled, view.masked, commit)
-            tokens = torch.where(filled, view.proposal, tokens)
+            fills = decided[:, None]
+            commit = torch.where(fills, view.masked, commit)
+            tokens = torch.where(fills, view.proposal, tokens)
         return Decision(commit=commit, tokens=tokens), ProphetState(steps + 1, inner)
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        answer = self._answer(view)
-        top = view.top_k(2, answer.offsets)
-        masked = view.masked.gather(1, answer.offsets)
-        in_answer = answer.in_view
+        result = self._result(view)
+        top = view.top_k(2, result.offsets)
+        masked = view.masked.gather(1, result.offsets)
+        in_result = result.in_view
         if self.marker:
-            written = view.tokens.gather(1, answer.offsets)
+            written = view.tokens.gather(1, result.offsets)
             written = torch.where(masked, top.tokens[..., 0].to(masked.device), written)
-            in_answer = in_answer & (~view.is_eos(written)).cumprod(-1).bool()
-        counted = in_answer & masked if self.gap == "masked" else in_answer
+            in_result = in_result & (~view.is_eos(written)).cumprod(-1).bool()
+        counted = in_result & masked if self.gap == "masked" else in_result
         logits = in_float64(top.logits)
         is_counted = counted.to(logits.device)
         gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~is_counted, 0.0)
         mean = gaps.sum(-1) / is_counted.sum(-1)
         reached = mean >= self._threshold(view, steps).to(mean.device)
-        # Positions before the window are committed, and so is an answer that ends before it.
-        exists = in_answer.any(-1) | (self.answer_start is not None)
+        # Positions before the window are committed, and so is a result that ends before it.
+        exists = in_result.any(-1) | (self.answer_start is not None)
         return exists & (reached.to(steps.device) | ~counted.any(-1))
 
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -169,20 +172,20 @@ class Prophet(Wrapper[ProphetState]):
             threshold = torch.where(progress >= edge, later, threshold)
         return threshold
 
-    def _answer(self, view: View) -> "_Answer":
+    def _result(self, view: View) -> "_Result":
         width = view.tokens.shape[1]
         ahead = torch.arange(self.answer_length, device=view.tokens.device)
         if self.answer_start is None:
-            spelled = self._spelled(view)
-            exists = spelled.any(-1, keepdim=True)
-            offsets = spelled.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
+            starts = self._marker_starts(view)
+            exists = starts.any(-1, keepdim=True)
+            offsets = starts.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
         else:
             offsets = self.answer_start - view.positions[:, :1] + ahead
             exists = torch.ones_like(offsets[:, :1], dtype=torch.bool)
         inside = offsets.clamp(0, width - 1)
-        return _Answer(inside, exists & (offsets == inside) & view.in_answer.gather(1, inside))
+        return _Result(inside, exists & (offsets == inside) & view.in_answer.gather(1, inside))
 
-    def _spelled(self, view: View) -> Bool[Tensor, "B W"]:
+    def _marker_starts(self, view: View) -> Bool[Tensor, "B W"]:
         """Marks the columns at which committed tokens of the answer begin to spell the marker."""
         committed = view.tokens.masked_fill(view.masked | ~view.in_answer, -1)
         length = len(self.marker)
@@ -191,19 +194,19 @@ class Prophet(Wrapper[ProphetState]):
         return torch.stack(matches).all(0)
 
 
-class _Answer(NamedTuple):
-    """Where each row's answer is.
+class _Result(NamedTuple):
+    """Where the result is in each row's answer.
 
     Attributes:
         offsets: Columns of the window.
-        in_view: True where a column is a position of the answer; other columns are padding.
+        in_view: True where a column is a position of the result; other columns are padding.
     """
 
     offsets: Int[Tensor, "B A"]
     in_view: Bool[Tensor, "B A"]
 
 
-def _check_phases(thresholds: tuple[float, ...], edges: tuple[float, ...]) -> None:
+def _check_stages(thresholds: tuple[float, ...], edges: tuple[float, ...]) -> None:
     require_tuple("thresholds", thresholds)
     require_tuple("edges", edges)
     if len(thresholds) != len(edges) + 1:

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import Probability, count_from
-from samplers.fixed_schedule import ScheduleState, even_quota
+from samplers.fixed_schedule import ScheduleState, even_quota, even_total
 from samplers.logits.statistics import highest, ranks
 from samplers.view import View
 
@@ -52,31 +51,23 @@ class QuotaThreshold(Sampler[ScheduleState]):
         # Columns after the row's end may follow a short last block.
         is_planned = view.masked | ~view.after_answer
         masks = is_planned if self.quota == "least" else view.eligible
-        return ScheduleState.begun(masks.sum(-1))
+        return ScheduleState.at_start(masks.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         after = ScheduleState(state.masks, state.steps + 1)
         if self.quota == "most":
-            return Decision(self._at_most(view, state)), after
+            return Decision(self._within_quota(view, state)), after
         due = even_quota(state.masks, self.steps_per_block, state.steps).clamp(min=1)
         confident = view.eligible & (view.confidence > self.threshold)
         best = highest(view.confidence, view.eligible, due)
         enough = confident.sum(-1) >= due
         return Decision(torch.where(enough[:, None], confident, best)), after
 
-    def _at_most(self, view: View, state: ScheduleState) -> Tensor:
+    def _within_quota(self, view: View, state: ScheduleState) -> Tensor:
         """Selects the confident positions within the quota, and the most confident one."""
         masks, steps = state
         left = view.eligible.sum(-1)
-        quota = _planned(masks, self.steps_per_block, steps + 1) - (masks - left)
+        quota = even_total(masks, self.steps_per_block, steps + 1) - (masks - left)
         rank = ranks(view.confidence, view.eligible)
         allowed = (rank < quota[:, None]) & (view.confidence >= self.threshold)
         return view.eligible & (allowed | (rank == 0))
-
-
-def _planned(
-    masks: Int[Tensor, " B"], steps_per_block: int, steps: Int[Tensor, " B"]
-) -> Int[Tensor, " B"]:
-    """Returns how many masks the even schedule has committed after `steps` steps."""
-    planned = steps * (masks // steps_per_block) + torch.minimum(steps, masks % steps_per_block)
-    return torch.minimum(planned, masks)

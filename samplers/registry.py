@@ -11,7 +11,7 @@ from samplers.facts import Fact
 _HERE = ("ALL_SAMPLERS", "parse")
 
 
-def _exported() -> list[type[Sampler]]:
+def _exported_samplers() -> list[type[Sampler]]:
     """Returns the samplers that the package exports, by name; those for noise come last."""
     members = [getattr(samplers, name) for name in sorted(samplers.__all__) if name not in _HERE]
     found = [
@@ -22,7 +22,7 @@ def _exported() -> list[type[Sampler]]:
     return sorted(found, key=lambda sampler: Fact.UNIFORM_STATE in sampler().needs)
 
 
-ALL_SAMPLERS: tuple[type[Sampler], ...] = tuple(_exported())
+ALL_SAMPLERS: tuple[type[Sampler], ...] = tuple(_exported_samplers())
 
 
 def parse(text: str) -> Sampler:

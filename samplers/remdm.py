@@ -16,15 +16,15 @@ from samplers.view import View
 Strategy = Literal["cap", "rescale", "confidence"]
 
 
-class Walk(NamedTuple):
+class ReMDMState(NamedTuple):
     """How far each row is, and how sure the model was of each token.
 
     Attributes:
-        step: Steps of the block that are over.
+        steps: Steps of the block that are over, skipped ones included.
         confidence: Probability of each token when it was committed.
     """
 
-    step: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
     confidence: Float[Tensor, "B W"]
 
 
@@ -41,7 +41,7 @@ class Chances(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReMDM(RevisingSampler[Walk]):
+class ReMDM(RevisingSampler[ReMDMState]):
     """Draws in each step which masks get a token, and which tokens become [MASK] again.
 
     Step k = 0, ..., S - 1 of a block leads from the share of tokens a = k / S to b = (k + 1) / S. A
@@ -84,22 +84,22 @@ class ReMDM(RevisingSampler[Walk]):
     def max_steps(self, num_masks: int) -> int:
         return self.steps_per_block
 
-    def init(self, view: View) -> Walk:
+    def init(self, view: View) -> ReMDMState:
         zeros = torch.zeros_like(view.tokens)
-        return Walk(zeros[:, 0], zeros.to(view.dtype))
+        return ReMDMState(zeros[:, 0], zeros.to(view.dtype))
 
-    def step(self, view: View, state: Walk) -> tuple[Decision, Walk]:
+    def step(self, view: View, state: ReMDMState) -> tuple[Decision, ReMDMState]:
         # A position that is [MASK] again is drawn anew, with other noise.
-        view = view.at_step(state.step)
+        view = view.at_step(state.steps)
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
-        steps = torch.arange(self.steps_per_block, device=view.tokens.device)
+        numbers = torch.arange(self.steps_per_block, device=view.tokens.device)
         doubt = (-state.confidence).masked_fill(~filled, -torch.inf).softmax(-1).nan_to_num()
         unmask, remask = self.chances(doubt)
-        noise = uniform(mix(view.position_keys[..., None] ^ mix(steps)))
+        noise = uniform(mix(view.position_keys[..., None] ^ mix(numbers)))
         drawn = noise < torch.where(empty[..., None], unmask, remask)
         # Under S2D2 the last step may be dropped, and is then taken again.
-        first = state.step.clamp(max=self.steps_per_block - 1)
-        drawn = drawn & view.eligible[..., None] & (steps >= first[:, None, None])
+        first = state.steps.clamp(max=self.steps_per_block - 1)
+        drawn = drawn & view.eligible[..., None] & (numbers >= first[:, None, None])
 
         # The first step in which a position changes; the last one, if there is none.
         changes = drawn.any(1)
@@ -109,7 +109,7 @@ class ReMDM(RevisingSampler[Walk]):
         settle = view.eligible & (step == self.steps_per_block - 1)[:, None]
         decision = Decision(empty & drawn, view.proposal, settle, filled & drawn)
         confidence = torch.where(decision.commit, view.confidence, state.confidence)
-        return decision, Walk(step + 1, confidence)
+        return decision, ReMDMState(step + 1, confidence)
 
     def chances(self, doubt: Float[Tensor, "B W"]) -> Chances:
         """Returns the probabilities of a change in each step.
@@ -117,15 +117,15 @@ class ReMDM(RevisingSampler[Walk]):
         Args:
             doubt: Each token's share of the doubt, for the strategy "confidence".
         """
-        steps = torch.arange(self.steps_per_block + 1, device=doubt.device)
-        shares = steps.to(widest(doubt.device)) / self.steps_per_block
+        numbers = torch.arange(self.steps_per_block + 1, device=doubt.device)
+        shares = numbers.to(widest(doubt.device)) / self.steps_per_block
         before, after = shares[:-1], shares[1:]
-        highest = ((1.0 - after) / before.clamp(min=1e-9)).clamp(max=1.0)
+        r_max = ((1.0 - after) / before.clamp(min=1e-9)).clamp(max=1.0)
         match self.strategy:
             case "cap":
-                remask = highest.clamp(max=self.eta)
+                remask = r_max.clamp(max=self.eta)
             case "rescale":
-                remask = self.eta * highest
+                remask = self.eta * r_max
             case "confidence":
-                return Chances((after - before) / (1.0 - before), doubt[..., None] * highest)
+                return Chances((after - before) / (1.0 - before), doubt[..., None] * r_max)
         return Chances((after - (1.0 - remask) * before) / (1.0 - before), remask)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
 from samplers.checks import count_from
-from samplers.fixed_schedule import even_quota
+from samplers.fixed_schedule import even_quota, even_total
 from samplers.logits.statistics import highest
-from samplers.mask_predict import Predicted
+from samplers.mask_predict import MaskPredictState
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class ReMDMLoop(RevisingSampler[Predicted]):
+class ReMDMLoop(RevisingSampler[MaskPredictState]):
     """Fills most of a block, re-masks its least sure tokens again and again, and fills the rest.
 
     The steps that fill are those of `FixedSchedule`. After 7/8 of m steps, m the masks of the
@@ -50,10 +50,10 @@ class ReMDMLoop(RevisingSampler[Predicted]):
     def max_steps(self, num_masks: int) -> int:
         return min(self.steps_per_block, num_masks) + self.loop_steps
 
-    def init(self, view: View) -> Predicted:
-        return Predicted.begun(view)
+    def init(self, view: View) -> MaskPredictState:
+        return MaskPredictState.at_start(view)
 
-    def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
+    def step(self, view: View, state: MaskPredictState) -> tuple[Decision, MaskPredictState]:
         masks, steps = state.masks, state.steps
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
         start, num_remasked = self._loop(masks)
@@ -76,11 +76,10 @@ class ReMDMLoop(RevisingSampler[Predicted]):
         doubtful = doubtful & ~ends[:, None]
         settle = view.eligible & ends[:, None]
         decision = Decision(chosen & ~doubtful, settle=settle, remask=filled & doubtful)
-        return decision, Predicted(masks, next_steps, confidence)
+        return decision, MaskPredictState(masks, next_steps, confidence)
 
     def _loop(self, masks: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
         """Returns the step at which the loop begins, and how many tokens its steps re-mask."""
         start = torch.minimum(masks * 7 // 8, masks - 1).clamp(min=1, max=self.steps_per_block)
-        steps = self.steps_per_block
-        tokens = start * (masks // steps) + torch.minimum(start, masks % steps)
+        tokens = even_total(masks, self.steps_per_block, start)
         return start, tokens.clamp(max=self.num_remasked)

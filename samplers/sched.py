@@ -19,16 +19,16 @@ Fall = Literal["cosine", "linear", "exponential"]
 
 
 class SchEDState(NamedTuple):
-    """The steps taken in the block, the likeliest tokens of the last one, and the base's state.
+    """The steps taken in the block, the most likely tokens of the last one, and the base's state.
 
     Attributes:
-        steps: Steps of each row.
-        likeliest: The likeliest token of each position in the last step; 0 before the first step.
+        steps: Steps of each row in the block.
+        most_likely: The most likely token of each position in the last step; 0 before the first.
         base: The state of the wrapped sampler.
     """
 
     steps: Int[Tensor, " B"]
-    likeliest: Int[Tensor, "B W"]
+    most_likely: Int[Tensor, "B W"]
     base: Any
 
 
@@ -106,31 +106,31 @@ class SchED(Wrapper[SchEDState]):
         steps, _, inner = state
         commit, tokens, inner = self.base_step(view, inner)
         top = view.top_k(2)
-        likeliest = top.tokens[..., 0]
+        most_likely = top.tokens[..., 0]
         decided = self._is_clear(view, top.logits, steps) & view.eligible.any(-1)
-        decided &= self._is_stable(view, likeliest, state)
-        filled = decided[:, None]
+        decided &= self._is_stable(view, most_likely, state)
+        fills = decided[:, None]
         return Decision(
-            commit=torch.where(filled, view.masked, commit),
-            tokens=torch.where(filled, likeliest, tokens),
-        ), SchEDState(steps + 1, likeliest, inner)
+            commit=torch.where(fills, view.masked, commit),
+            tokens=torch.where(fills, most_likely, tokens),
+        ), SchEDState(steps + 1, most_likely, inner)
 
     def _is_clear(
-        self, view: View, logits: Float[Tensor, "B W 2"], steps: Int[Tensor, " B"]
+        self, view: View, top_logits: Float[Tensor, "B W 2"], steps: Int[Tensor, " B"]
     ) -> Bool[Tensor, " B"]:
         """Returns the rows whose mean gap between the two highest logits reaches the threshold."""
-        highest = in_float64(logits)
-        counted = (view.masked & view.in_answer).to(highest.device)
-        gaps = (highest[..., 0] - highest[..., 1]).masked_fill(~counted, 0.0)
+        top_logits = in_float64(top_logits)
+        counted = (view.masked & view.in_answer).to(top_logits.device)
+        gaps = (top_logits[..., 0] - top_logits[..., 1]).masked_fill(~counted, 0.0)
         threshold = self.low + (self.high - self.low) * self._weight(self._progress(view, steps))
         return (gaps.sum(-1) / counted.sum(-1) >= threshold.to(gaps)).to(steps.device)
 
     def _is_stable(
-        self, view: View, likeliest: Int[Tensor, "B W"], state: SchEDState
+        self, view: View, most_likely: Int[Tensor, "B W"], state: SchEDState
     ) -> Bool[Tensor, " B"]:
-        """Returns the rows in which few likeliest tokens have changed since the last step."""
+        """Returns the rows in which the most likely token has changed at few positions."""
         counted = view.masked & view.in_answer
-        changed = (likeliest != state.likeliest) | (state.steps == 0)[:, None]
+        changed = (most_likely != state.most_likely) | (state.steps == 0)[:, None]
         share = in_float64((changed & counted).sum(-1)) / in_float64(counted.sum(-1))
         return (share <= self.max_changed).to(view.masked.device)
 

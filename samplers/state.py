@@ -1,4 +1,4 @@
-"""States of samplers: which kinds are allowed, and how rows are taken, put and merged."""
+"""States of plug-ins: which kinds are allowed, and how rows are taken, put and merged."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,8 @@ def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
     """Applies a function to the corresponding tensors of states; returns the results as a state."""
     first = states[0]
     if isinstance(first, tuple):
-        return _like(first, [map_state(function, *parts) for parts in zip(*states, strict=True)])
+        parts = [map_state(function, *group) for group in zip(*states, strict=True)]
+        return _tuple_like(first, parts)
     return None if first is None else function(*states)
 
 
@@ -103,6 +104,6 @@ def _wrong_part(state: object, num_rows: int) -> str:
     return ""
 
 
-def _like(state: tuple[Any, ...], parts: list[Any]) -> Any:
+def _tuple_like(state: tuple[Any, ...], parts: list[Any]) -> Any:
     """Puts parts into a tuple of the same type."""
     return type(state)(*parts) if hasattr(type(state), "_fields") else tuple(parts)

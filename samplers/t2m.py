@@ -16,7 +16,7 @@ from samplers.view import View
 Strategy = Literal["low_prob", "t2t_remask", "logit_diff"]
 
 
-class Revised(NamedTuple):
+class T2MState(NamedTuple):
     """The history of a block.
 
     Attributes:
@@ -32,7 +32,7 @@ class Revised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class T2M(RevisingSampler[Revised]):
+class T2M(RevisingSampler[T2MState]):
     """Commits confident tokens, and makes tokens that the model doubts [MASK] again.
 
     Each step does both, from one forward:
@@ -92,11 +92,11 @@ class T2M(RevisingSampler[Revised]):
         fills = num_masks * (1 + self.max_remasks)
         return fills * (1 + self.max_post_steps) + self.max_post_steps
 
-    def init(self, view: View) -> Revised:
+    def init(self, view: View) -> T2MState:
         none = torch.zeros_like(view.tokens)
-        return Revised(none[:, 0], none, none.to(view.dtype))
+        return T2MState(none[:, 0], none, none.to(view.dtype))
 
-    def step(self, view: View, state: Revised) -> tuple[Decision, Revised]:
+    def step(self, view: View, state: T2MState) -> tuple[Decision, T2MState]:
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
         commit = empty & (view.confidence > self.threshold)
         commit |= highest_one(view.confidence, empty)
@@ -120,7 +120,7 @@ class T2M(RevisingSampler[Revised]):
         ends = ends & ~((empty & ~commit) | remask).any(-1)
         decision = Decision(commit, tokens, view.eligible & ends[:, None], remask)
         last_probability = torch.where(has_filled, probability, 0.0)
-        return decision, Revised(post_steps, remasks + remask, last_probability)
+        return decision, T2MState(post_steps, remasks + remask, last_probability)
 
     def _doubt(
         self, view: View, probability: Float[Tensor, "B W"], previous: Float[Tensor, "B W"]
@@ -131,8 +131,9 @@ class T2M(RevisingSampler[Revised]):
                 return probability < self.tau, probability
             case "t2t_remask":
                 rival = view.most_likely
-                likeliest = view.probability(rival)
-                return (likeliest > self.tau) & (rival != view.tokens), 1.0 - likeliest
+                rival_probability = view.probability(rival)
+                is_rival = (rival_probability > self.tau) & (rival != view.tokens)
+                return is_rival, 1.0 - rival_probability
             case "logit_diff":
                 fall = previous - probability
                 return fall > self.tau, -fall

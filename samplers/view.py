@@ -33,7 +33,7 @@ _ORDER_STREAM = -1
 _TOKEN_STREAM = -2
 
 # A normal float32 number for any confidence above 1e-8, and below any threshold.
-_DEFERRED = 2.0**-100
+_DEFERRED_SCALE = 2.0**-100
 
 
 class Likeliest(NamedTuple):
@@ -129,7 +129,7 @@ class View:
         others. This may be a copy of the computed logits: a rule that needs only the statistics is
         faster.
         """
-        return self._window.all
+        return self._window.logits
 
     @property
     def vocab_size(self) -> int:
@@ -178,22 +178,22 @@ class View:
 
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
-        likeliest = (1.0 + self._window.odds_against).reciprocal()
+        top_probability = (1.0 + self._window.odds_against).reciprocal()
         if self.is_greedy and self.forced_tokens is None:
-            return self._defer(likeliest, scale=_DEFERRED)
+            return self._defer(top_probability, scale=_DEFERRED_SCALE)
         probability = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
             may_differ = self.temperature[:, None] > 0.0
             if self.forced_tokens is not None:
                 may_differ = may_differ | (self.forced_tokens >= 0)
-            probability = torch.where(may_differ, probability, likeliest)
-        return self._defer(probability, scale=_DEFERRED)
+            probability = torch.where(may_differ, probability, top_probability)
+        return self._defer(probability, scale=_DEFERRED_SCALE)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
         """Probability of the most likely token less that of the second, `[B, W]`, in [0, 1]."""
         top = self.likeliest(2).probabilities
-        return self._defer(top[..., 0] - top[..., 1], scale=_DEFERRED)
+        return self._defer(top[..., 0] - top[..., 1], scale=_DEFERRED_SCALE)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
@@ -344,7 +344,7 @@ class View:
 
     def take(self, rows: Int[Tensor, " N"]) -> "View":
         """Returns the view of some rows."""
-        parts = {field.name: _taken(getattr(self, field.name), rows) for field in fields(self)}
+        parts = {field.name: _take_rows(getattr(self, field.name), rows) for field in fields(self)}
         return View(**parts)
 
     def _offsets_of(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
@@ -408,7 +408,7 @@ def is_one_of(tokens: Int[Tensor, "*shape"], wanted: Sequence[int]) -> Bool[Tens
     return reduce(or_, matches) if matches else torch.zeros_like(tokens, dtype=torch.bool)
 
 
-def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:
+def _take_rows(part: Any, rows: Int[Tensor, " N"]) -> Any:
     """Returns some rows of a part of a view, and a value that all rows share as it is."""
     if isinstance(part, Summary):
         return part.take(rows)

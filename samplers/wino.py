@@ -15,20 +15,20 @@ from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
 
 
-class Committed(NamedTuple):
-    """The positions given in the block, and the size of the last commit.
+class WinoState(NamedTuple):
+    """The positions that held a token at the start, and the size of the last commit.
 
     Attributes:
-        given: Positions that held a token when the block was opened.
+        held_at_start: Positions that held a token when the block was opened; never re-masked.
         last_accepts: Tokens committed in the last step.
     """
 
-    given: Bool[Tensor, "B W"]
+    held_at_start: Bool[Tensor, "B W"]
     last_accepts: Int[Tensor, " B"]
 
 
 @dataclass(frozen=True)
-class Wino(Sampler[Committed]):
+class Wino(Sampler[WinoState]):
     """Commits generously, and re-masks tokens that the model would not have predicted there.
 
     Wide in: eligible positions whose confidence exceeds `low_threshold` are committed, at most
@@ -84,18 +84,18 @@ class Wino(Sampler[Committed]):
     def gives(self) -> frozenset[Fact]:
         return frozenset()
 
-    def init(self, view: View) -> Committed:
-        return Committed(~view.masked, torch.ones_like(view.tokens[:, 0]))
+    def init(self, view: View) -> WinoState:
+        return WinoState(~view.masked, torch.ones_like(view.tokens[:, 0]))
 
-    def step(self, view: View, state: Committed) -> tuple[Decision, Committed]:
+    def step(self, view: View, state: WinoState) -> tuple[Decision, WinoState]:
         assert view.leave_one_out is not None
-        given, last_accepts = state
+        held_at_start, last_accepts = state
         limit = (self.accept_share * in_float64(view.eligible.sum(-1))).long()
         limit = limit.clamp(self.min_accepts, self.max_accepts).to(last_accepts.device)
         wide = view.eligible & (view.confidence > self.low_threshold)
         commit = highest(view.confidence, wide, limit)
         commit |= highest_one(view.confidence, view.eligible)
         accepts = commit.sum(-1)
-        weak = ~view.masked & ~given & (view.leave_one_out < self.high_threshold)
+        weak = ~view.masked & ~held_at_start & (view.leave_one_out < self.high_threshold)
         remask = highest(-view.leave_one_out, weak & (accepts > 1)[:, None], last_accepts - 1)
-        return Decision(commit=commit, remask=remask), Committed(given, accepts)
+        return Decision(commit=commit, remask=remask), WinoState(held_at_start, accepts)

@@ -58,11 +58,11 @@ class Wrapper(Sampler[SamplerState]):
     def files(self) -> tuple[Path, ...]:
         return self.base.files
 
-    def check_model(self, *, name: str, fingerprint: str) -> None:
-        self.base.check_model(name=name, fingerprint=fingerprint)
+    def check_model(self, *, model_name: str, fingerprint: str) -> None:
+        self.base.check_model(model_name=model_name, fingerprint=fingerprint)
 
-    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
-        self.base.check(model=model, gen_length=gen_length, block_length=block_length)
+    def check(self, *, model_name: str, gen_length: int, block_length: int) -> None:
+        self.base.check(model_name=model_name, gen_length=gen_length, block_length=block_length)
 
     def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "Wrapper[SamplerState]":
         return replace(self, base=self.base.with_tokenizer(tokenizer, marker))

@@ -120,7 +120,7 @@ def tiny(family: str) -> MaskedTransformer:
     return load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
 
 
-def law_of_columns(model: MaskedTransformer, canvas: Tensor) -> Tensor:
+def logprobs_of_columns(model: MaskedTransformer, canvas: Tensor) -> Tensor:
     """Returns log-probabilities of the tokens of each column of a canvas, without the engine."""
     columns = torch.arange(len(canvas))
     attend = None

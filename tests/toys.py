@@ -212,8 +212,8 @@ def answers_of(
     ]
 
 
-def misfit(drawn: Tensor, law: Tensor) -> float:
-    """Computes chi-square of drawn numbers against a law; rare numbers are left out."""
-    expected = len(drawn) * law
-    counts = drawn.bincount(minlength=len(law))
+def misfit(drawn: Tensor, probabilities: Tensor) -> float:
+    """Computes chi-square of drawn numbers against a distribution; rare numbers are left out."""
+    expected = len(drawn) * probabilities
+    counts = drawn.bincount(minlength=len(probabilities))
     return float(((counts - expected) ** 2 / expected)[expected >= 1.0].sum())

@@ -57,7 +57,7 @@ class CertaintyCache(CachePolicy):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        return frozenset({Fact.HAS_MASK, Fact.LAST_LOOK, Fact.ANY_PART})
+        return frozenset({Fact.HAS_MASK, Fact.LAST_LOOK, Fact.DECIDES_ON_PART})
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B L"]:
         """Returns the rank of each mask by its score, from 1; -1 for new tokens, 0 for others."""

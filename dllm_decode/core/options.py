@@ -127,13 +127,13 @@ class DecodeConfig:
         """True if confidences describe the distribution that proposals are drawn from."""
         return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
 
-    def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
+    def resolved_block_length(self, causal_block_length: int, *, model_name: str) -> int:
         """Returns the block length of a decode.
 
         Args:
             causal_block_length: As `MaskPredictor.causal_block_length`: 0 for a model that attends
                 in both directions everywhere.
-            model: The model's name, for messages.
+            model_name: The model's name, for messages.
 
         Raises:
             ValueError: If the block length fits neither the answer nor the model.
@@ -147,8 +147,8 @@ class DecodeConfig:
             )
         if causal_block_length and self.block_length % causal_block_length:
             raise ValueError(
-                f"block_length must be a multiple of {causal_block_length}, since {model} attends "
-                f"in blocks of {causal_block_length} tokens, got {self.block_length}."
+                f"block_length must be a multiple of {causal_block_length}, since {model_name} "
+                f"attends in blocks of {causal_block_length} tokens, got {self.block_length}."
             )
         return self.block_length
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from dllm_decode.core.commits import Commits
 from dllm_decode.core.passes import Window, part_of
 from samplers.logits.float64 import widest
-from samplers.logits.statistics import law_temperature, log_probability
+from samplers.logits.statistics import log_probability, logprob_temperature
 from samplers.state import pad_state
 from samplers.view import View
 
@@ -22,7 +22,7 @@ def log_probabilities(
     summary = view.summary
     offsets = summary.offsets
     computed_tokens = part_of(tokens, offsets)
-    drawn = log_probability(summary.logits, computed_tokens, law_temperature(view.temperature))
+    drawn = log_probability(summary.logits, computed_tokens, logprob_temperature(view.temperature))
     in_model = log_probability(summary.model_logits, computed_tokens, 1.0)
     if offsets is None:
         return drawn, in_model

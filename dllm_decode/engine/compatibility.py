@@ -75,9 +75,9 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
 
 
 def facts_of_sampler(sampler: Sampler) -> frozenset[Fact]:
-    """Returns the facts that a sampler gives, and `ANY_PART` if scope and needs imply it."""
-    takes_any = sampler.scope == "block" and Fact.WHOLE_BLOCKS not in sampler.needs
-    return sampler.gives | {Fact.ANY_PART} if takes_any else sampler.gives
+    """Returns the facts that a sampler gives, and `DECIDES_ON_PART` if scope and needs imply it."""
+    decides_on_part = sampler.scope == "block" and Fact.WHOLE_BLOCKS not in sampler.needs
+    return sampler.gives | {Fact.DECIDES_ON_PART} if decides_on_part else sampler.gives
 
 
 def check(

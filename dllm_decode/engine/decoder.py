@@ -63,7 +63,7 @@ class Decoder:
             )
         length = uniform_state_checks.block_length_of(model, chosen or fixed, config.gen_length)
         config = replace(config, block_length=length)
-        return config.resolved_block_length(model.causal_block_length, model=model.name)
+        return config.resolved_block_length(model.causal_block_length, model_name=model.name)
 
     @cached_property
     def block_multiple(self) -> int:
@@ -130,7 +130,7 @@ class Decoder:
     @cached_property
     def cache_narrows(self) -> bool:
         """True if the cache policy may leave out columns that predict open positions."""
-        return Fact.ANY_PART in self.cache.needs
+        return Fact.DECIDES_ON_PART in self.cache.needs
 
     @cached_property
     def cache_reads_look(self) -> bool:
@@ -173,7 +173,7 @@ class Decoder:
         tokens = read_prompt(prompt, self.model, config.gen_length)
         uniform_state_checks.check_request(self.model, tokens, config, template, self.block_length)
         self.sampler.check(
-            model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
+            model_name=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )
         request = Request(
             index=index,

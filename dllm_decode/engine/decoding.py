@@ -186,8 +186,10 @@ def new_decoder(
     """
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     decoder = Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs)
-    sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
-    sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
+    sampler.check_model(model_name=model.name, fingerprint=fingerprint_of(model))
+    sampler.check(
+        model_name=model.name, gen_length=config.gen_length, block_length=decoder.block_length
+    )
     verifier.check(model)
     blocks.check(model)
     compatibility.check_options(decoder)

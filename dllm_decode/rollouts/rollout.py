@@ -35,7 +35,7 @@ class Write(NamedTuple):
         position: Place in the answer, from 0. On a block-causal model positions from `gen_length`
             on fill up the last block.
         token: The token; the model's `mask_id` where the step took a token back.
-        logprob: As `Commits.logprobs`; `None` if the law that the sampler drew from excludes the
+        logprob: As `Commits.logprobs`; `None` if the distribution that was drawn from excludes the
             token, or if the sampler did not choose the token.
         model_logprob: As `Commits.model_logprobs`; `None` if the sampler did not choose the token:
             the engine wrote an EOS, or the token is [MASK].
@@ -73,7 +73,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         verifier: The verifier, as text.
         blocks: The block schedule, as text.
         is_constrained: True if the answer had to be one of some texts. Then the tokens of a
-            step were drawn together, and `Write.logprob` is not of the law that was drawn from.
+            step were drawn together, and `Write.logprob` is not of the distribution drawn from.
 
     Raises:
         ValueError: If the writes do not end in the tokens of the answer.
@@ -175,7 +175,8 @@ class RolloutRecorder:
     """Records everything that the steps of each row write.
 
     Pass it in `observers`; it serves one call of `run`. If a verifier decides in the sampler's
-    place, its steps are recorded with the law of the view, which need not be the verifier's law.
+    place, its steps are recorded with the distribution of the view, which need not be the
+    verifier's.
     """
 
     def __init__(self) -> None:
@@ -189,11 +190,11 @@ class RolloutRecorder:
         changed = (before.tokens != after.tokens) & before.after_prompt & ~is_rest
         rows, columns = changed.nonzero().unbind(-1)
         tokens = after.tokens[rows, columns]
-        laws = log_probabilities(event.view, after.tokens.gather(1, event.columns))
+        column_logprobs = log_probabilities(event.view, after.tokens.gather(1, event.columns))
         positions = columns - before.prompt_lengths[rows]
         offsets = positions - event.view.positions[rows, 0]
         offsets = offsets.clamp(0, event.columns.shape[1] - 1)
-        logprobs = [law[rows, offsets].tolist() for law in laws]
+        logprobs = [part[rows, offsets].tolist() for part in column_logprobs]
         is_commit = ~filled[rows, columns] & (tokens != before.mask_id)
         numbers = torch.stack([rows, positions, tokens, is_commit]).T.tolist()
         indices = [row.request.index for row in event.rows]

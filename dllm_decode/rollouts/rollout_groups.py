@@ -89,12 +89,13 @@ def roll_out(
         verifier: A verifier that lets the sampler decide every step.
         blocks: Which positions are open, as in `decode`.
         constraint: As in `generate`. The tokens of a step are drawn together from the texts that
-            remain possible; `score` computes the model's law of each token, not this joint law.
+            remain possible; `score` computes the model's distribution of each token, not the
+            joint one.
         stop_strings: Texts that end an answer.
         num_rows: Largest number of rows in a forward.
         config: The options of the decode.
         **options: Fields of `DecodeConfig`, which override `config`. At temperature 0
-            tokens are not drawn, so that their log-probabilities are not of a law of draws.
+            tokens are not drawn, so that their log-probabilities are not those of draws.
 
     Raises:
         ValueError: At once, if the arguments do not fit together.

@@ -200,13 +200,19 @@ def _run_forwards(
 
 
 def _batches(rows: Sequence[ScoredRow], rows_per_forward: int | None) -> Iterator[list[ScoredRow]]:
-    """Yields the rows of each forward: of one law, and without `attend` of one length."""
-    rows_by_law: dict[Any, list[ScoredRow]] = {}
+    """Yields the rows of each forward: of equal options, and without `attend` of one length."""
+    rows_by_options: dict[Any, list[ScoredRow]] = {}
     for row in rows:
         config, length = row.config, len(row.tokens) if row.attend is None else 0
-        law = config.temperature, config.top_p, config.top_k, config.cfg_scale, config.banned_ids
-        rows_by_law.setdefault((length, law), []).append(row)
-    for batch in rows_by_law.values():
+        options = (
+            config.temperature,
+            config.top_p,
+            config.top_k,
+            config.cfg_scale,
+            config.banned_ids,
+        )
+        rows_by_options.setdefault((length, options), []).append(row)
+    for batch in rows_by_options.values():
         size = rows_per_forward or len(batch)
         for first in range(0, len(batch), size):
             yield batch[first : first + size]
@@ -264,7 +270,7 @@ def _padded(
 
 
 def _recorded_logprobs(commits: Sequence[Write], law: LogprobSource) -> Float[Tensor, " N"]:
-    """Returns the recorded log-probabilities of commits; -inf where the law excluded a token."""
+    """Returns the recorded log-probabilities of commits; -inf where a token was excluded."""
     values = [write.logprob if law == "drawn" else write.model_logprob for write in commits]
     return torch.tensor(
         [-torch.inf if value is None else value for value in values], dtype=torch.float64

@@ -14,8 +14,8 @@ from samplers.logits.statistics import (
     divided,
     draw,
     gather,
-    law_temperature,
     log_probability,
+    logprob_temperature,
     num_leading,
 )
 from samplers.view import View
@@ -208,9 +208,9 @@ def accept_block(
     return _replaced(draft, logs, keys, accepted, shares=shares, temperature=temperature)
 
 
-def log_law(view: View, logits: Float[Tensor, "N K V"]) -> Float[Tensor, "N K V"]:
+def log_probs(view: View, logits: Float[Tensor, "N K V"]) -> Float[Tensor, "N K V"]:
     """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
-    temperature = law_temperature(view.temperature)
+    temperature = logprob_temperature(view.temperature)
     return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
 
 

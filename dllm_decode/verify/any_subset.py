@@ -15,7 +15,7 @@ from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import view_of
-from dllm_decode.verify.acceptance import accept_within, log_law
+from dllm_decode.verify.acceptance import accept_within, log_probs
 from dllm_decode.verify.drafts import Draft
 from samplers.base import Decision, Sampler
 from samplers.checks import count_from
@@ -82,12 +82,14 @@ class AnySubsetVerify(Verifier):
         pass_ = Pass(window, offsets, edit=_left_to_right_edit(state.canvas.given))
         state, q = forward(decoder, state, pass_)
         view = view_of(decoder, state, window, q, offsets=offsets)
-        draft = Draft(view.proposal.gather(1, offsets), to_draft.counts, _exact_law(view, q))
+        draft = Draft(
+            view.proposal.gather(1, offsets), to_draft.counts, _log_probs_or_certain(view, q)
+        )
         state, p = _judge(decoder, state, to_draft, view, q)
         view = view_of(decoder, state, window, p, offsets=offsets)
         positions = view.positions.gather(1, offsets)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
-        verdict = accept_within(draft, _exact_law(view, p), keys)
+        verdict = accept_within(draft, _log_probs_or_certain(view, p), keys)
         state = state.with_drafts(drafted=to_draft.counts, accepted=verdict.accepted)
         order = (to_draft.drafted.cumsum(-1) - 1).clamp(min=0)
         decision = Decision(
@@ -150,11 +152,11 @@ def _judge(
     return state, p
 
 
-def _exact_law(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+def _log_probs_or_certain(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
     """Returns log-probabilities at the rows' temperature; greedy rows are certain of a token."""
     is_greedy = torch.as_tensor(view.temperature, device=logits.device) == 0.0
     is_greedy = is_greedy.view(-1, 1).expand(logits.shape[:2])
-    return certain_where(log_law(view, logits), is_greedy, most_likely(logits))
+    return certain_where(log_probs(view, logits), is_greedy, most_likely(logits))
 
 
 def _left_to_right_edit(given: Bool[Tensor, "N L"]) -> Edit:

@@ -101,7 +101,7 @@ def config_for_model(
 ) -> DecodeConfig:
     """Returns how answers are decoded: as given, else as the task says, in blocks of the model."""
     config, model = config_of(questions.selection, given), loaded.model
-    length = config.resolved_block_length(model.causal_block_length, model=model.name)
+    length = config.resolved_block_length(model.causal_block_length, model_name=model.name)
     return config.updated(block_length=length)
 
 

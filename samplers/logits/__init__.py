@@ -1,1 +1,1 @@
-"""The arithmetic on logits: statistics, draws, and a kernel for them."""
+"""The arithmetic on logits: statistics, draws, and noise."""

@@ -101,7 +101,7 @@ def spread(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Spread
     return Spread(results[..., 0], results[..., 1])
 
 
-def all_at_once(logits: Float[Tensor, "*shape V"]) -> tuple[TopK, Spread]:
+def top_and_spread(logits: Float[Tensor, "*shape V"]) -> tuple[TopK, Spread]:
     """Returns the two largest logits, `odds_against` and the entropy, for a compiler to fuse.
 
     Without a compiler it holds several copies of the logits. Among ties the lowest id comes first.
@@ -182,10 +182,12 @@ def log_probability(
         token_logits = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
         return (token_logits - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
 
-    return _by_chunk(log_some, logits, tokens, *_each(temperature, tokens), dtype=torch.float64)
+    return _by_chunk(
+        log_some, logits, tokens, *_of_positions(temperature, tokens), dtype=torch.float64
+    )
 
 
-def law_temperature(temperature: Float[Tensor, " B"] | float) -> Float[Tensor, " B"] | float:
+def logprob_temperature(temperature: Float[Tensor, " B"] | float) -> Float[Tensor, " B"] | float:
     """Returns the temperature at which a token's probability is stated: 1 for greedy decoding."""
     if isinstance(temperature, Tensor):
         return torch.where(temperature > 0.0, temperature, 1.0)
@@ -237,10 +239,12 @@ def draw(
         noise = gumbel(keys.to(scaled.device), logits.shape[-1])
         return (scaled + noise).argmax(-1).to(keys.device)
 
-    return _by_chunk(draw_some, logits, keys, *_each(temperature, keys), dtype=torch.float64)
+    return _by_chunk(
+        draw_some, logits, keys, *_of_positions(temperature, keys), dtype=torch.float64
+    )
 
 
-def _each(
+def _of_positions(
     temperature: Float[Tensor, " B"] | float, like: Int[Tensor, "B W"]
 ) -> tuple[Float[Tensor, "B W"], ...]:
     """Returns the temperature of each position, if each row has its own."""
@@ -254,7 +258,7 @@ def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def ranks(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Int[Tensor, "B W"]:
     """Ranks positions by descending score, from 0, ties from the left; others come last."""
-    order = _contending(scores, among).sort(dim=-1, descending=True, stable=True).indices
+    order = _scores_among(scores, among).sort(dim=-1, descending=True, stable=True).indices
     columns = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, columns)
 
@@ -272,11 +276,11 @@ def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Boo
     Equals `highest` with a count of 1, without sorting.
     """
     # `max` has the first index of ties.
-    best = _contending(scores, among).max(-1, keepdim=True).indices
+    best = _scores_among(scores, among).max(-1, keepdim=True).indices
     return among & torch.zeros_like(among).scatter_(-1, best, True)
 
 
-def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+def _scores_among(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
     """Returns scores by which positions outside `among` come last."""
     # The lowest finite number, so that a hopeless eligible position still precedes all others.
     lowest = torch.finfo(scores.dtype).min

@@ -56,7 +56,7 @@ class Summary:
     @cached_property
     def top(self) -> TopK:
         """The two largest logits, among ties the lowest id first; a logit of -inf has any id."""
-        return self._all[0] if self.compiled else statistics.top_k(self.logits, 2)
+        return self._top_and_spread[0] if self.compiled else statistics.top_k(self.logits, 2)
 
     def top_k(self, n: int) -> TopK:
         """Returns the n largest logits, descending, and their tokens."""
@@ -92,13 +92,15 @@ class Summary:
 
     @cached_property
     def _spread(self) -> Spread:
-        return self._all[1] if self.compiled else statistics.spread(self.logits, self.most_likely)
+        if self.compiled:
+            return self._top_and_spread[1]
+        return statistics.spread(self.logits, self.most_likely)
 
     @cached_property
-    def _all(self) -> tuple[TopK, Spread]:
+    def _top_and_spread(self) -> tuple[TopK, Spread]:
         size = self.logits.shape[:2]
         # Rows and columns as one axis, so that few shapes are compiled.
-        top, spread = _compiled()(self.logits.flatten(0, 1))
+        top, spread = _compiled_top_and_spread()(self.logits.flatten(0, 1))
         return (
             TopK(*(part.unflatten(0, size) for part in top)),
             Spread(*(part.unflatten(0, size) for part in spread)),
@@ -106,5 +108,5 @@ class Summary:
 
 
 @cache
-def _compiled() -> Callable[[Float[Tensor, "n V"]], tuple[TopK, Spread]]:
-    return torch.compile(statistics.all_at_once, fullgraph=True, dynamic=True)
+def _compiled_top_and_spread() -> Callable[[Float[Tensor, "n V"]], tuple[TopK, Spread]]:
+    return torch.compile(statistics.top_and_spread, fullgraph=True, dynamic=True)

@@ -52,7 +52,7 @@ class Truncation:
             truncated = _within_mass(truncated, limit.view(-1, *[1] * (truncated.ndim - 1)))
         elif top_p < 1.0:
             truncated = _within_mass(truncated, top_p)
-        return self._likeliest(truncated)
+        return self._within_top_k(truncated)
 
     def take(self, rows: Int[Tensor, " N"]) -> "Truncation":
         """Returns the truncation of some rows."""
@@ -61,7 +61,7 @@ class Truncation:
         }
         return replace(self, **row_values)
 
-    def _likeliest(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
+    def _within_top_k(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
         """Keeps the `top_k` likeliest tokens, and those as likely as the last of them."""
         top_k, vocab_size = self.top_k, logits.shape[-1]
         if isinstance(top_k, Tensor):

@@ -28,8 +28,8 @@ class WindowLogits:
     reads_committed: bool
 
     @cached_property
-    def all(self) -> Float[Tensor, "B W V"]:
-        """See `View.logits`."""
+    def logits(self) -> Float[Tensor, "B W V"]:
+        """Logits of all columns, see `View.logits`."""
         if self.reads_committed:
             return self.summary.logits
         logits = self.scattered(self.summary.logits)

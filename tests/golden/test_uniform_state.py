@@ -22,7 +22,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.look_at_noise import with_random_tokens
 from dllm_decode.engine.state import State
 from samplers import AcceptAndRenoise, Decision, View
-from samplers.accept_and_renoise import Denoising
+from samplers.accept_and_renoise import AcceptAndRenoiseState
 from samplers.logits.noise import row_keys
 
 DATA = Path(__file__).parent / "data" / "uniform_state"
@@ -75,7 +75,9 @@ class Replayed(AcceptAndRenoise):
     run: Any = None
     log: Any = None
 
-    def step(self, view: View, state: Denoising) -> tuple[Decision, Denoising]:
+    def step(
+        self, view: View, state: AcceptAndRenoiseState
+    ) -> tuple[Decision, AcceptAndRenoiseState]:
         places = places_of(self.run, view, state)
         draws = [self.run["canvases"][canvas]["steps"][step] for _, canvas, step in places]
         values = {field.name: getattr(view, field.name) for field in fields(View)}
@@ -94,12 +96,12 @@ class Replayed(AcceptAndRenoise):
         return decision, after
 
 
-def places_of(run: dict[str, Any], view: View, state: Denoising) -> list[Place]:
+def places_of(run: dict[str, Any], view: View, state: AcceptAndRenoiseState) -> list[Place]:
     """Returns the row, canvas and step of each row of a view."""
     keys = row_keys(0, torch.arange(len(run["prompts"]))).tolist()
     rows = [keys.index(key) for key in view.noise_keys.tolist()]
     canvases = (view.positions[:, 0] // run["canvas_length"]).tolist()
-    return list(zip(rows, canvases, state.step.tolist(), strict=True))
+    return list(zip(rows, canvases, state.steps.tolist(), strict=True))
 
 
 def recorded(run: dict[str, Any]) -> dict[Place, Step]:

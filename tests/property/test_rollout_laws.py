@@ -13,8 +13,8 @@ from tiny_models import (
     LAW_OPTIONS,
     REGISTERED,
     TINY_PROMPTS,
-    law_of_columns,
     load_tiny,
+    logprobs_of_columns,
     tiny,
 )
 from torch import Tensor
@@ -192,9 +192,9 @@ def plain_loop(model: MaskedTransformer, rollout: Rollout) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for step, canvas in enumerate(rollout.canvases()):
         writes = [write for write in rollout.commits if write.step == step]
-        law = law_of_columns(model, canvas)[len(rollout.prompt) :]
+        logprobs = logprobs_of_columns(model, canvas)[len(rollout.prompt) :]
         for write in writes:
-            total = total + law[write.position, write.token]
+            total = total + logprobs[write.position, write.token]
     return total
 
 

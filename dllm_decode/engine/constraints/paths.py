@@ -15,7 +15,7 @@ Source: Suresh et al. 2025, "DINGO: Constrained Inference for Diffusion LLMs",
 https://arxiv.org/abs/2505.23061: the most probable string of a regular language, by dynamic
 programming over one block. Differs: the path reaches to the end of the answer, over columns without
 logits too; tokens are read by class; the filter runs backwards, so that strings can also be drawn
-from the exact conditional law.
+from the exact conditional distribution.
 """
 
 from collections.abc import Callable
@@ -69,13 +69,13 @@ class _Weights(NamedTuple):
     """Weights of tokens, as logarithms, at the columns that have logits.
 
     Attributes:
-        law: The weight of each class in the sum over all paths, or in their maximum.
-        choice: The weight in the choice of a column's class: `law`, or with Gumbel noise.
+        total: The weight of each class in the sum over all paths, or in their maximum.
+        choice: The weight in the choice of a column's class: `total`, or with Gumbel noise.
         tokens: Returns the values of one column, of which the largest in the chosen class decides
             the token. One column at a time, because a copy of all logits is gigabytes.
     """
 
-    law: Float[Tensor, "B N C"]
+    total: Float[Tensor, "B N C"]
     choice: Float[Tensor, "B N C"]
     tokens: Callable[[int], Float[Tensor, "B V"]]
 
@@ -102,8 +102,8 @@ def best_path(
         columns: Column of the span for each column of logits, each at most once; T: the column is
             in no path, and its token is arbitrary.
     """
-    law = _with_excluded(_largest_of_class(automata, logits))
-    weights = _Weights(law, law, lambda number: logits[:, number])
+    total = _with_excluded(_largest_of_class(automata, logits))
+    weights = _Weights(total, total, lambda number: logits[:, number])
     return _search(automata, span, columns, weights, _largest)
 
 
@@ -116,7 +116,7 @@ def draw_path(
     temperature: Float[Tensor, " B"] | float,
     keys: Int[Tensor, "B N"],
 ) -> Path:
-    """Draws a path from the product of the columns' laws, on condition that the draw is a path.
+    """Draws tokens from the columns' distributions, on condition that together they are a path.
 
     The draw is exact: a backward filter sums over all completions, then each column's class is
     drawn in turn by Gumbel-max, and with the class its token, by the same noise that draws tokens
@@ -138,14 +138,15 @@ def draw_path(
         return (scaled + gumbels).to(logits.device, widest(logits.device))
 
     # One column at a time, because a float64 copy of all logits is gigabytes.
-    law, choice = [], []
+    total, choice = [], []
     for number in range(logits.shape[1]):
-        law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
+        scaled = divided(in_float64(logits[:, number]), temperature)
+        total.append(_log_sum_of_class(automata, scaled))
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
-    law_weights, choice_weights = (
-        _with_excluded(torch.cat(part, 1), temperature) for part in (law, choice)
+    total_weights, choice_weights = (
+        _with_excluded(torch.cat(part, 1), temperature) for part in (total, choice)
     )
-    weights = _Weights(law_weights, choice_weights, perturbed)
+    weights = _Weights(total_weights, choice_weights, perturbed)
     return _search(automata, span, columns, weights, _log_sum)
 
 
@@ -173,15 +174,15 @@ def _search(
     token_classes = automata.classes.gather(1, span.tokens.clamp(min=0))
     classes = torch.arange(automata.num_classes, device=columns.device)
     is_other = span.settled[..., None] & (classes != token_classes[..., None])
-    index = columns[..., None].expand_as(weights.law)
-    law, choice = (
+    index = columns[..., None].expand_as(weights.total)
+    total, choice = (
         part.new_zeros(B, T + 1, part.shape[-1])
         .scatter_(1, index, part)[:, :T]
         .masked_fill(~is_open[..., None], 0.0)
         .masked_fill_(is_other, -torch.inf)
-        for part in (weights.law, weights.choice)
+        for part in (weights.total, weights.choice)
     )
-    ahead = _weights_ahead(automata, span, law, is_open, combined)
+    ahead = _weights_ahead(automata, span, total, is_open, combined)
     labels = _trace(automata, span.states, choice, ahead)
     at = columns.clamp(max=T - 1)
     labels, tokens = labels.gather(1, at), span.tokens.gather(1, at)
@@ -196,17 +197,17 @@ def _search(
 def _weights_ahead(
     automata: Automata,
     span: Span,
-    law: Float[Tensor, "B T C"],
+    weights: Float[Tensor, "B T C"],
     is_open: Bool[Tensor, "B T"],
     combined: Combine,
 ) -> Float[Tensor, "B T+1 S1"]:
     """Returns the weight of all columns that follow, before each column and from each state."""
-    dead = law.new_full((len(law), 1), -torch.inf)
+    dead = weights.new_full((len(weights), 1), -torch.inf)
     fits = automata.distances <= span.num_left[:, None]
     ahead = torch.cat([torch.where(fits, 0.0, dead), dead], 1)
     filters = [ahead]
-    for column in reversed(range(law.shape[1])):
-        edges = law[:, column].gather(1, automata.labels) + ahead.gather(1, automata.targets)
+    for column in reversed(range(weights.shape[1])):
+        edges = weights[:, column].gather(1, automata.labels) + ahead.gather(1, automata.targets)
         # In a settled column only one class has a finite weight, so that both are the same.
         best, total = _largest(edges, automata), combined(edges, automata)
         ahead = torch.where(is_open[:, column, None], total, best)

@@ -19,7 +19,7 @@ from dllm_decode.engine.look import look
 from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.verify.acceptance import Verdict, accept_within, log_law
+from dllm_decode.verify.acceptance import Verdict, accept_within, log_probs
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
@@ -216,7 +216,7 @@ def _verdict(
         noise_keys: Noise keys of the rows.
     """
     rows = torch.arange(len(offsets), device=offsets.device)[:, None]
-    q, p = log_law(view, view.logits[rows, offsets]), log_law(view, logits)
+    q, p = log_probs(view, view.logits[rows, offsets]), log_probs(view, logits)
     draft = Draft(view.proposal.gather(1, offsets), counts, q)
     positions = view.positions.gather(1, offsets)
     keys = position_keys(noise_keys, torch.zeros_like(counts), positions)

@@ -206,7 +206,7 @@ def test_every_way_to_decode_is_that_of_the_cpu(way: str, kind: str, family: str
         mask, eos = model.here.mask_id, model.here.eos_ids[0]
         # An EOS that is given ends the first answer before its last block.
         options = options | {"templates": [[mask] * 6 + [eos], [44, mask, 17], []]}
-    narrows = Fact.ANY_PART in options.get("cache", NoCache()).needs
+    narrows = Fact.DECIDES_ON_PART in options.get("cache", NoCache()).needs
     out = model.decode(ConfidenceThreshold(0.3) if narrows else FixedSchedule(4), **options)
     assert "verifier" not in options or out.drafted.sum() > 0, "nothing was drafted"
 

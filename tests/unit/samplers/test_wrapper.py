@@ -52,9 +52,9 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     assert wrapped.files == (Path("weights"),)
     assert wrapped.max_steps(3) == 30
     with pytest.raises(ValueError, match=r"asked about .*mini.*12.*4"):
-        wrapped.check(model="mini", gen_length=12, block_length=4)
+        wrapped.check(model_name="mini", gen_length=12, block_length=4)
     with pytest.raises(ValueError, match=r"asked about .*mini.*12ab"):
-        wrapped.check_model(name="mini", fingerprint="12ab")
+        wrapped.check_model(model_name="mini", fingerprint="12ab")
 
 
 def test_a_wrapper_with_a_state_needs_whole_blocks_unless_it_says_otherwise() -> None:

@@ -68,14 +68,14 @@ def test_proposals_can_be_drawn_at_the_least_and_the_highest_temperature(cut: An
 
 def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer() -> None:
     config = DecodeConfig()
-    assert config.resolved_block_length(0, model="m") == 32
-    assert config.resolved_block_length(4, model="m") == 4
-    assert DecodeConfig(gen_length=16).resolved_block_length(0, model="m") == 16
-    assert DecodeConfig(gen_length=2).resolved_block_length(4, model="m") == 4
+    assert config.resolved_block_length(0, model_name="m") == 32
+    assert config.resolved_block_length(4, model_name="m") == 4
+    assert DecodeConfig(gen_length=16).resolved_block_length(0, model_name="m") == 16
+    assert DecodeConfig(gen_length=2).resolved_block_length(4, model_name="m") == 4
     with pytest.raises(ValueError, match="between 1 and gen_length=8 tokens, got 9"):
-        DecodeConfig(gen_length=8, block_length=9).resolved_block_length(0, model="m")
+        DecodeConfig(gen_length=8, block_length=9).resolved_block_length(0, model_name="m")
     with pytest.raises(ValueError, match="block_length must be a multiple of 4"):
-        DecodeConfig(block_length=6).resolved_block_length(4, model="m")
+        DecodeConfig(block_length=6).resolved_block_length(4, model_name="m")
 
 
 def test_an_unknown_option_is_a_type_error() -> None:

@@ -82,7 +82,7 @@ CACHES: dict[str, CachePolicy] = {
     "entropy": EntropyCache(), "certainty": CertaintyCache(),
 }  # fmt: skip
 EVERY = set(CACHES)
-# "entropy" and "certainty" need Fact.LAST_LOOK of `NoVerifier`; "certainty" also Fact.ANY_PART.
+# "entropy" and "certainty" need Fact.LAST_LOOK of `NoVerifier`, "certainty" DECIDES_ON_PART too.
 LOOKED = EVERY - {"certainty"}
 ALL = LOOKED - {"entropy"}
 EXACT = {"no", "prefix", "dual", "free", "window"}
@@ -198,8 +198,8 @@ def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, c
     assert not model.calls
 
 
-# A sampler that needs `ANY_PART` would give it.
-@pytest.mark.parametrize("fact", sorted({*FACTS.values()} - {Fact.HAS_MASK, Fact.ANY_PART}))
+# A sampler that needs `DECIDES_ON_PART` would give it.
+@pytest.mark.parametrize("fact", sorted({*FACTS.values()} - {Fact.HAS_MASK, Fact.DECIDES_ON_PART}))
 def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     sampler = plugin(ConfidenceThreshold, needs=frozenset({fact}), gives=frozenset())
     giving = plugin(Verifier, look=lambda self, decoder, state: ..., gives=frozenset({fact}))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tiny_models import TINY_PROMPTS, law_of_columns, load_tiny, tiny, tiny_gemma
+from tiny_models import TINY_PROMPTS, load_tiny, logprobs_of_columns, tiny, tiny_gemma
 from toys import HashModel
 
 from dllm_decode import (
@@ -113,8 +113,8 @@ def test_canvases_of_ones_own_are_scored_where_they_hide_the_answer(family: str)
         assert scores.recorded is None
         assert sorted(scores.positions[0].tolist()) == list(range(14))
         for n, position in enumerate(scores.positions[0].tolist()):
-            law = law_of_columns(model, canvases.tokens[int(canvases.canvas[n])])
-            expected = law[start + position, rollout.tokens[position]]
+            logprobs = logprobs_of_columns(model, canvases.tokens[int(canvases.canvas[n])])
+            expected = logprobs[start + position, rollout.tokens[position]]
             torch.testing.assert_close(scores.logprobs[0, n], expected, rtol=0.0, atol=1e-9)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from served import QUESTIONS
-from tiny_models import BLOCK_CAUSAL, law_of_columns, tiny
+from tiny_models import BLOCK_CAUSAL, logprobs_of_columns, tiny
 
 from dllm_decode import load_model, read
 from eval.oracle.joint import Joint
@@ -105,7 +105,7 @@ def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length
     text = [*prompt, 5, mask, 7, mask]
     # The last block is full of masks, as the model was trained.
     canvas = torch.tensor([*text, *[mask] * (-len(text) % length)])
-    distribution = law_of_columns(model, canvas)[prompt_length:].exp()
+    distribution = logprobs_of_columns(model, canvas)[prompt_length:].exp()
     choices = read(model, Symbols(), "5 [6|9] 7 [12|13]", prompt)
     read_probabilities = [[answer.probability for answer in choice.answers] for choice in choices]
     assert read_probabilities[0] == pytest.approx(distribution[1, [6, 9]].tolist(), abs=1e-9)
