@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import (
@@ -39,32 +39,32 @@ class Verdict(NamedTuple):
     places: Int[Tensor, "B D"] | None = None
 
 
-def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) -> Verdict:
+def accept(start: DraftStart, draft: Draft, logits: Float[Tensor, "B K1 V"]) -> Verdict:
     """Returns a verdict on drafts such that every token written follows the target's law.
 
     Args:
-        beginning: Where the drafts begin.
+        start: Where the drafts start.
         draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
         logits: Logits of the target after the committed text, then after each token of the longest
             draft.
     """
     draft = draft.shortened(logits.shape[1] - 1)
     if draft.parents is not None:
-        rows = torch.arange(len(beginning.first), device=logits.device)
+        rows = torch.arange(len(start.first_unsettled), device=logits.device)
 
         def choose(places: Int[Tensor, " B"], depth: int) -> Int[Tensor, " B"]:
             here = logits[rows, places + 1][:, None]
-            return beginning.written(here, depth).squeeze(1)
+            return start.proposals(here, depth).squeeze(1)
 
         return accept_tree(draft, choose)
     if draft.logs is not None:
-        keys = beginning.position_keys(logits.shape[1])
-        assert isinstance(beginning.temperature, float)
+        keys = start.position_keys(logits.shape[1])
+        assert isinstance(start.temperature, float)
         rule = accept_block if draft.judged_as_block else accept_by_ratio
-        return rule(draft, logits, keys, temperature=beginning.temperature)
+        return rule(draft, logits, keys, temperature=start.temperature)
     written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
     for span in _spans(logits.shape[1]):
-        written[:, span] = beginning.written(logits[:, span], span.start)
+        written[:, span] = start.proposals(logits[:, span], span.start)
         # The tokens up to the first that the target would not have written.
         accepted = num_leading((draft.tokens == written[:, :-1]) & _is_drafted(draft))
         if (accepted < span.stop).all():
@@ -164,10 +164,10 @@ def accept_block(
     *,
     temperature: float | None = None,
 ) -> Verdict:
-    """Accepts the longest beginning of a drawn draft that passes its test.
+    """Accepts the longest prefix of a drawn draft that passes its test.
 
     With w = 1 before the draft and w = min(1, w p / q) after each token, where p is the target's
-    law and q that of the draft, the beginning that ends there passes with probability
+    law and q that of the draft, the prefix that ends there passes with probability
     s / (s + 1 - w), where s is the sum of max(0, w p - q) over the next token's vocabulary; the
     whole draft passes with probability w. After the longest that passes, the token is a draw from
     max(0, w p - q), normalised; after the whole draft, from p. A token that `accept_by_ratio`

@@ -11,7 +11,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from dllm_decode.verify.target_round import (
     TargetRound,
     TargetVerifier,
@@ -28,7 +28,7 @@ class Guided(TargetVerifier):
     """Commits as many of the mask predictor's proposals as a causal model finds plausible.
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
-    positions, and the target reads them in one forward. The longest beginning whose every token
+    positions, and the target reads them in one forward. The longest prefix whose every token
     passes is committed, and at least the first token. A token passes if it is among the target's
     `top_k` likeliest, and its probability is at least `ratio` times the likeliest one's and above
     `threshold`. By default it must be the likeliest.
@@ -72,7 +72,7 @@ class Guided(TargetVerifier):
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past = state.verifier_state or self.target.start(len(state.rows))
-        beginning = Beginning.of(decoder, state)
+        start = DraftStart.of(state)
         counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
         state, window, logits = ask_drafter(decoder, state, self.target, width)
@@ -82,7 +82,7 @@ class Guided(TargetVerifier):
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
         # The target judges the last proposal without reading it.
         to_read = draft._replace(counts=counts - 1)
-        state, judged = ask_target(decoder, state, self.target, beginning, to_read, past)
+        state, judged = ask_target(decoder, state, self.target, start, to_read, past)
         passed = self._passes(draft, judged) & proposed
         no_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
         accepted = torch.minimum(num_leading(passed), no_eos)

@@ -17,7 +17,7 @@ from dllm_decode.engine.forward import forward, ids_on_device, note_not_finite
 from dllm_decode.engine.state import State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.base import Decision, Sampler
 
 
@@ -166,7 +166,7 @@ def ask_target(
     decoder: Decoder,
     state: State,
     target: CausalTarget,
-    beginning: Beginning,
+    start: DraftStart,
     draft: Draft,
     past: Past,
 ) -> tuple[State, TargetRound]:
@@ -179,8 +179,8 @@ def ask_target(
     Raises:
         RuntimeError: If a draft is not a tree.
     """
-    canvas = beginning.canvas
-    unread = beginning.first - past.lengths
+    canvas = start.canvas
+    unread = start.first_unsettled - past.lengths
     counts = unread + draft.counts
     sizes = torch.stack([counts.max(), draft.counts.max(), draft.num_broken()])
     width, longest, num_broken = sizes.tolist()

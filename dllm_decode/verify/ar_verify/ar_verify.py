@@ -22,7 +22,7 @@ from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, DraftLengths
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from dllm_decode.verify.target_round import (
     TargetVerifier,
     ask_drafter,
@@ -41,7 +41,7 @@ class TargetState(NamedTuple):
     Attributes:
         past: The target's keys and values.
         lengths: Lengths of the next drafts.
-        memory: As in `Beginning`.
+        memory: As in `DraftStart`.
     """
 
     past: Past
@@ -116,15 +116,15 @@ class ARVerify(TargetVerifier):
         return self.drafting.num_forwards > 1
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
-        past, lengths, memory = self._held(state, beginning)
-        beginning = beginning._replace(memory=memory, past=past)
+        start, left = DraftStart.of(state), state.canvas.unsettled.sum(-1)
+        past, lengths, memory = self._held(state, start)
+        start = start._replace(memory=memory, past=past)
         wanted = torch.minimum(lengths.length, left)
         state, seen, logits = self._logits(decoder, state, wanted)
-        draft = self.drafting.draft(beginning, logits, wanted)
+        draft = self.drafting.draft(start, logits, wanted)
         state = _with_forwards(state, draft)
-        state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
-        verdict = accept(beginning, draft, judged.logits)
+        state, judged = ask_target(decoder, state, self.target, start, draft, past)
+        verdict = accept(start, draft, judged.logits)
         tokens, accepted, places = verdict
         # The target's token after the last accepted one: a correction, or one more.
         num_written = torch.minimum(accepted + 1, left)
@@ -133,7 +133,7 @@ class ARVerify(TargetVerifier):
         likeliest = draft.counts
         if self.drafting.num_forwards:
             likeliest = num_leading(~state.canvas.is_eos(most_likely(logits)))
-        memory = self.drafting.memory_after(beginning, draft, judged.logits, verdict)
+        memory = self.drafting.memory_after(start, draft, judged.logits, verdict)
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         past = judged.past(num_written, places)
         state = state._replace(verifier_state=TargetState(past, after, memory))
@@ -142,14 +142,14 @@ class ARVerify(TargetVerifier):
         decision = decision_of(seen.window, tokens, num_written)
         return state, seen._replace(decision=decision)
 
-    def _held(self, state: State, beginning: Beginning) -> TargetState:
+    def _held(self, state: State, start: DraftStart) -> TargetState:
         """Returns the verifier's state; all but the past begins anew in new rows."""
         held: TargetState | None = state.verifier_state
         is_new = [row.target_nfe == 0 for row in state.rows]
         if held is not None and not any(is_new):
             return held
         lengths = self.draft_length.first(state.noise_keys)
-        memory = self.drafting.first_memory(beginning, self.target.num_shared_ids)
+        memory = self.drafting.first_memory(start, self.target.num_shared_ids)
         if held is None:
             return TargetState(self.target.start(len(state.rows)), lengths, memory)
         joined = send(is_new, state.device)

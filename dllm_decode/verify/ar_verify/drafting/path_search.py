@@ -10,17 +10,17 @@ from torch import Tensor
 from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import NonNegative, Share, count_from, require_number
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
 class _Beam(NamedTuple):
-    """The best beginnings of each row.
+    """The best prefixes of each row.
 
     Attributes:
         tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
-        scores: Score of each beginning; -inf in unused places.
+        scores: Score of each prefix; -inf in unused places.
         counts: Number of chosen tokens.
         ended: True if the last chosen token ends the answer.
     """
@@ -60,7 +60,7 @@ class PathSearch(Drafting):
     does not say which tokens its S forwards a draft write; here the sampler decides.
 
     Attributes:
-        width: Beginnings kept at each position.
+        width: Prefixes kept at each position.
         mass: Probability that the candidates of a position reach, in (0, 1].
         max_candidates: Candidates of a position at most.
         weight: Weight of the drafter, in [0, 1].
@@ -88,18 +88,18 @@ class PathSearch(Drafting):
             raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         """Returns the best path of each row."""
         B, K, _ = logits.shape
         before = self.proxy.order - 1
-        context = beginning.context(before)
+        context = start.context(before)
         tokens = torch.cat([context, context.new_zeros(B, K)], -1)
         zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
-        ends = send(beginning.canvas.eos_ids, logits.device)
+        ends = send(start.canvas.eos_ids, logits.device)
         candidates = self._candidates(logits, ends)
         # The drafter's part of the score, for candidates only.
         excluded = candidates.logs == -torch.inf
@@ -122,10 +122,10 @@ class PathSearch(Drafting):
         waits: Bool[Tensor, "B 1"],
         ends: Int[Tensor, " E"],
     ) -> _Beam:
-        """Extends every unfinished beginning by one token and keeps the best.
+        """Extends every unfinished prefix by one token and keeps the best.
 
         Args:
-            beam: The beginnings.
+            beam: The prefixes.
             position: Position of the token, from 0.
             choices: The candidates.
             drafter_gains: The drafter's part of the candidates' score.
@@ -138,7 +138,7 @@ class PathSearch(Drafting):
         repeated = choices.repeat_interleave(H, 0)
         causal = self.proxy.log_probability(context, repeated).view(B, H, num)
         gains = drafter_gains[:, None] + (1.0 - self.weight) * causal.float()
-        # A finished beginning is kept once, unchanged.
+        # A finished prefix is kept once, unchanged.
         finished = beam.ended | waits
         gains = gains.masked_fill(finished[..., None], -torch.inf)
         gains[..., 0].masked_fill_(finished, 0.0)

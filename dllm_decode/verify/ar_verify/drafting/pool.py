@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import id_tensor
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 
 _END = -1
@@ -67,9 +67,9 @@ class Pool(Drafting):
         return replace(self, texts=torch.cat([self.texts[:0], *rows]))
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        canvas, first = beginning.canvas.tokens, beginning.first[:, None] + len(self.texts)
+        canvas, first = start.canvas.tokens, start.first_unsettled[:, None] + len(self.texts)
         texts = self.texts.to(canvas.device).expand(len(canvas), -1)
         tokens = torch.cat([texts, canvas], -1)
         reach = torch.arange(self.length, device=tokens.device)
@@ -105,7 +105,7 @@ class Pool(Drafting):
 
 
 def _merged(paths: Int[Tensor, "B S N"], kept: Bool[Tensor, "B S N"]) -> Draft:
-    """Returns the tree of paths; equal beginnings of several paths are the same nodes."""
+    """Returns the tree of paths; equal prefixes of several paths are the same nodes."""
     is_equal = (paths[:, :, None] == paths[:, None]) & kept[:, :, None] & kept[:, None]
     # A node belongs to the first path that begins with the same tokens.
     owner = is_equal.cumprod(-1).argmax(2)

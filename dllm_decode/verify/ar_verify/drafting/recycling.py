@@ -11,7 +11,7 @@ from torch import Tensor
 from dllm_decode.core.sending import send
 from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 from samplers.logits.statistics import top_k
 
@@ -61,18 +61,18 @@ class Recycling(Drafting):
                 f"k must be at most {_MAX_K} tokens, since a tree has 2^k - 1 nodes, got {self.k}."
             )
 
-    def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:
-        shape = (len(beginning.first), vocab_size, min(self.k, vocab_size))
-        return torch.full(shape, _UNREAD, device=beginning.first.device)
+    def first_memory(self, start: DraftStart, vocab_size: int) -> Int[Tensor, "B ..."]:
+        shape = (len(start.first_unsettled), vocab_size, min(self.k, vocab_size))
+        return torch.full(shape, _UNREAD, device=start.first_unsettled.device)
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        memory = beginning.memory
+        memory = start.memory
         assert memory is not None
         device, shape = memory.device, _shape(memory.shape[-1])
         rows = torch.arange(len(memory), device=device)[:, None]
-        nodes = above = beginning.context(1)
+        nodes = above = start.context(1)
         for level in shape.levels:
             before = above[:, send(level.parents, device)]
             above = memory[rows, before.clamp(min=0), send(level.ranks, device)]
@@ -85,15 +85,15 @@ class Recycling(Drafting):
 
     def memory_after(
         self,
-        beginning: Beginning,
+        start: DraftStart,
         draft: Draft,
         logits: Float[Tensor, "B K1 V"],
         verdict: Verdict,
     ) -> Int[Tensor, "B ..."]:
-        memory, places = beginning.memory, verdict.places
+        memory, places = start.memory, verdict.places
         assert memory is not None
         assert places is not None
-        read = torch.cat([beginning.context(1), draft.tokens], -1)[:, : logits.shape[1]]
+        read = torch.cat([start.context(1), draft.tokens], -1)[:, : logits.shape[1]]
         columns = torch.arange(read.shape[1], device=read.device)
         is_accepted = torch.arange(places.shape[1], device=read.device) < verdict.accepted[:, None]
         # The last token of the text, in column 0, is on the path of every row.

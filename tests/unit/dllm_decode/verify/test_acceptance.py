@@ -14,7 +14,7 @@ from samplers.logits.noise import mix
 
 EOS = 2
 # All probabilities are sixths, so a ratio of two is a whole number of sixtieths.
-# Chances of a whole beginning have other denominators, found by enumeration.
+# Chances of a whole prefix have other denominators, found by enumeration.
 EDGES = torch.tensor(
     sorted({Fraction(n, d) for d in (4, 7, 17, 18, 60) for n in range(d + 1)}), dtype=torch.double
 )

@@ -13,7 +13,7 @@ from toys import (
     HashModel,
     Knowing,
     answers_of,
-    beginning_of,
+    draft_start_of,
     logits_of,
     misfit,
     never,
@@ -46,7 +46,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
 from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify import ar_verify
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.drafts import DraftStart
 from dllm_decode.verify.target_round import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
@@ -156,13 +156,13 @@ def test_a_wide_search_finds_the_best_of_all_paths() -> None:
     sequences = torch.randint(5, (6, 30)).tolist()
     search = PathSearch(125, 1.0, 5, 0.4, NGram(5).fit(sequences), length_power=0.0)
     context = [[0, 1], [2, 3], [4, 4]]
-    draft = search.draft(beginning_of(context), logits, torch.tensor([3, 3, 3]))
+    draft = search.draft(draft_start_of(context), logits, torch.tensor([3, 3, 3]))
     for row in range(3):
         expected = brute_force(search, logits[row].log_softmax(-1), context[row])
         assert draft.tokens[row].tolist() == expected
     argmax = logits.argmax(-1)
     assert not torch.equal(draft.tokens, argmax), "the proxy had no say"
-    plain = ARGMAX.draft(beginning_of(context), logits, torch.tensor([3, 2, 1]))
+    plain = ARGMAX.draft(draft_start_of(context), logits, torch.tensor([3, 2, 1]))
     assert plain.counts.tolist() == [3, 2, 1]
     assert torch.equal(plain.tokens[0], argmax[0])
 
@@ -172,7 +172,7 @@ def test_candidates_stop_at_the_mass_and_a_path_at_its_eos() -> None:
     logits = torch.tensor([rows]).log()
 
     def drafted(search: PathSearch, logits: Tensor, end: int) -> Draft:
-        return search.draft(beginning_of([[0]], eos_ids=(end,)), logits, torch.tensor([3]))
+        return search.draft(draft_start_of([[0]], eos_ids=(end,)), logits, torch.tensor([3]))
 
     draft = drafted(PathSearch(4, 0.8, 15, 1.0), logits, 3)
     assert draft.counts.tolist() == [2]
@@ -284,9 +284,9 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     drafts: list[tuple[int, list[int], list[int]]] = []
 
     def spied(decoder: Decoder, state: State, *arguments: Any) -> Any:
-        _, beginning, draft, _ = arguments
+        _, start, draft, _ = arguments
         for place, row in enumerate(state.rows):
-            first = int(beginning.first[place])
+            first = int(start.first_unsettled[place])
             answer = state.canvas.tokens[place, row.prompt_length : first].tolist()
             tokens = draft.tokens[place, : draft.counts[place]].tolist()
             drafts.append((row.request.index, answer, tokens))
@@ -400,16 +400,16 @@ def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> No
     rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
     canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
     keys = row_keys(0, torch.arange(num))
-    beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
+    start = DraftStart(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
     q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
     p = torch.tensor([[-0.2, 0.7, 0.4, 0.0], [0.5, 0.0, 0.3, -0.1], [0.9, 0.2, 0.0, 0.4]]).double()
-    draft = Sampled().draft(beginning, q.expand(num, 2, 4), torch.full((num,), 2))
+    draft = Sampled().draft(start, q.expand(num, 2, 4), torch.full((num,), 2))
     laws = (q / temperature).softmax(-1)
     both = draft.tokens[:, 0] * 4 + draft.tokens[:, 1]
     # At the level 0.0001: 44.3 for 15 degrees of freedom, 21.1 for 3.
     assert misfit(both, (laws[0][:, None] * laws[1]).flatten()) < 44.3
     assert torch.equal(draft.counts, torch.where(draft.tokens[:, 0] == 3, 1, 2))
-    verdict = accept(beginning, draft, p.expand(num, 3, 4))
+    verdict = accept(start, draft, p.expand(num, 3, 4))
     laws = (p / temperature).softmax(-1)
     for place in range(3):
         reached = verdict.accepted >= place
