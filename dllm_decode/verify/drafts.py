@@ -85,27 +85,27 @@ class Draft(NamedTuple):
         tokens: A path has the tokens of consecutive positions from the first unsettled one on; a
             tree has tokens in any order in which parents come before their children.
         counts: Tokens of each row's draft; the tokens after them are arbitrary.
-        logs: Log-probabilities of the law that each token was drawn from, which may depend on the
-            tokens to its left, never on those to its right. `None` if the tokens were chosen,
-            not drawn.
-        temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
-            is computed only where it is needed.
+        logits: Logits of the distribution that each token was drawn from. The distribution may
+            depend on the tokens to the left of the token, never on those to its right. `None` if
+            the tokens were chosen, not drawn.
+        temperature: The distribution is softmax(logits / temperature), which is computed only where
+            it is needed. `None`: `logits` are log-probabilities already.
         parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
             follows the committed text. `None`: a path, each token follows the one before it.
-            Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
+            Tokens with the same parent are different. A tree is not drawn: `logits` is `None`.
         judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
         num_forwards: Forwards that the drafting itself ran for each row; `None`: none.
-        width: Columns of each row in such a forward.
+        forward_width: Columns of each row in such a forward.
     """
 
     tokens: Int[Tensor, "B K"]
     counts: Int[Tensor, " B"]
-    logs: Float[Tensor, "B K V"] | None = None
+    logits: Float[Tensor, "B K V"] | None = None
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
     judged_as_block: bool = False
     num_forwards: Int[Tensor, " B"] | None = None
-    width: int = 0
+    forward_width: int = 0
 
     def shortened(self, num_tokens: int) -> "Draft":
         """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""

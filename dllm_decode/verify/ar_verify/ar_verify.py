@@ -64,8 +64,8 @@ class ARVerify(TargetVerifier):
     temperature 0 even the same sample, except that reading many tokens at once may round
     differently (in bfloat16 23 of 24 texts were the target's, in float32 24 of 24). A drawn draft
     (`Sampled`) is accepted by the ratio of both models' probabilities: the answer follows the
-    target's law too, but which answer a seed gives depends on the drafts. These may depend on the
-    other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
+    target's distribution too, but which answer a seed gives depends on the drafts. These may depend
+    on the other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
     decides how many columns the mask predictor sees.
 
     There is no drawn tree, because no rule accepts more often than a tree of chosen tokens, see
@@ -241,7 +241,7 @@ def _with_forwards(state: State, draft: Draft) -> State:
     numbers = draft.num_forwards.tolist()
     rows = tuple(
         row._replace(
-            nfe=row.nfe + number, query_positions=row.query_positions + number * draft.width
+            nfe=row.nfe + number, query_positions=row.query_positions + number * draft.forward_width
         )
         for row, number in zip(state.rows, numbers, strict=True)
     )

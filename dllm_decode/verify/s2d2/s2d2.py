@@ -19,7 +19,7 @@ from dllm_decode.engine.look import look
 from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.verify.acceptance import Verdict, accept_within, log_law
+from dllm_decode.verify.acceptance import Verdict, accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
@@ -56,7 +56,7 @@ class Verified(NamedTuple):
         commit: Positions that get a token.
         tokens: The tokens there; arbitrary elsewhere.
         accepted: Drafted tokens that were accepted.
-        logits: Logits of the window, with those of the law p at verified tokens; `None` unless
+        logits: Logits of the window, with those of p at verified tokens; `None` unless
             commits are recorded.
     """
 
@@ -72,16 +72,16 @@ class S2D2(Verifier):
 
     A round drafts with the sampler's own forward: each mask of the block has a proposal, drawn from
     q. If the router says so, a second forward verifies the proposals of the first run of masks. It
-    computes, for each of these positions, the law p that the model has if it sees the block only up
-    to there. From the left, a proposal is accepted with probability min(1, p / q); the first one
-    rejected is replaced by a draw from max(0, p - q), normalised, and ends the round. Rows that do
-    not verify take the sampler's step. In rows that do, only the edits and re-masks of the
-    sampler's step are taken; the sampler's state goes on.
+    computes, for each of these positions, the distribution p that the model has if it sees the
+    block only up to there. From the left, a proposal is accepted with probability min(1, p / q);
+    the first one rejected is replaced by a draw from max(0, p - q), normalised, and ends the round.
+    Rows that do not verify take the sampler's step. In rows that do, only the edits and re-masks of
+    the sampler's step are taken; the sampler's state goes on.
 
     Not lossless with respect to the sampler alone. At a temperature above 0, a verified run of
-    masks follows the law of the left-to-right mode of the same weights, given the tokens before the
-    run. At temperature 0, q and p are those of temperature 1 while proposals are the likeliest
-    tokens, so that the law is neither mode's, and answers are random.
+    masks follows the distribution of the left-to-right mode of the same weights, given the tokens
+    before the run. At temperature 0, q and p are those of temperature 1 while proposals are the
+    likeliest tokens, so that the distribution is neither mode's, and answers are random.
 
         draft     a  b  c  d     sees the draft up to itself
         masks     _  _  _  _     mask i sees the draft before i and itself: p at i
@@ -194,8 +194,8 @@ def _verify(
     verified = Verified(commit, verdict.tokens.gather(1, order), verdict.accepted)
     if decoder.return_logprobs:
         rows = torch.arange(len(order), device=state.device)[:, None]
-        laws = torch.where(commit[..., None], logits[rows, order], view.logits)
-        verified = verified._replace(logits=laws)
+        shown_logits = torch.where(commit[..., None], logits[rows, order], view.logits)
+        verified = verified._replace(logits=shown_logits)
     return state, _in_all_rows(verified, seen.view, index)
 
 
@@ -216,11 +216,11 @@ def _verdict(
         noise_keys: Noise keys of the rows.
     """
     rows = torch.arange(len(offsets), device=offsets.device)[:, None]
-    q, p = log_law(view, view.logits[rows, offsets]), log_law(view, logits)
+    q, p = tempered_log_probs(view, view.logits[rows, offsets]), tempered_log_probs(view, logits)
     draft = Draft(view.proposal.gather(1, offsets), counts, q)
     positions = view.positions.gather(1, offsets)
     keys = position_keys(noise_keys, torch.zeros_like(counts), positions)
-    return accept_within(draft, p, keys)
+    return accept_by_ratio_without_bonus(draft, p, keys)
 
 
 def _in_all_rows(verified: Verified, view: View, index: Int[Tensor, " N"]) -> Verified:

@@ -35,7 +35,7 @@ class _Candidates(NamedTuple):
     """Candidate tokens of each position, and the drafter's log-probability of each."""
 
     tokens: Int[Tensor, "B K C"]
-    logs: Float[Tensor, "B K C"]
+    log_probs: Float[Tensor, "B K C"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class PathSearch(Drafting):
         ends = send(start.canvas.eos_ids, logits.device)
         candidates = self._candidates(logits, ends)
         # The drafter's part of the score, for candidates only.
-        excluded = candidates.logs == -torch.inf
-        gains = (self.weight * candidates.logs).masked_fill(excluded, -torch.inf)
+        excluded = candidates.log_probs == -torch.inf
+        gains = (self.weight * candidates.log_probs).masked_fill(excluded, -torch.inf)
         is_over = torch.arange(K, device=lengths.device) >= lengths[:, None]
         steps = zip(candidates.tokens.unbind(1), gains.unbind(1), is_over.unbind(1), strict=True)
         for position, (choices, drafter_gains, waits) in enumerate(steps):
@@ -157,12 +157,12 @@ class PathSearch(Drafting):
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
         tokens = top.tokens
         normaliser = log_normaliser(logits, tokens[..., 0])[..., None]
-        logs = (top.logits - normaliser).float()
-        before = logs.exp().cumsum(-1) - logs.exp()
-        logs = logs.masked_fill(before >= self.mass, -torch.inf)
+        log_probs = (top.logits - normaliser).float()
+        before = log_probs.exp().cumsum(-1) - log_probs.exp()
+        log_probs = log_probs.masked_fill(before >= self.mass, -torch.inf)
         if self.eos == "always":
-            present = (tokens[..., None] == ends) & (logs > -torch.inf)[..., None]
+            present = (tokens[..., None] == ends) & (log_probs > -torch.inf)[..., None]
             extra = (widen(logits[..., ends]) - normaliser).float()
-            logs = torch.cat([logs, extra.masked_fill(present.any(-2), -torch.inf)], -1)
+            log_probs = torch.cat([log_probs, extra.masked_fill(present.any(-2), -torch.inf)], -1)
             tokens = torch.cat([tokens, ends.expand(*tokens.shape[:2], -1)], -1)
-        return _Candidates(tokens, logs)
+        return _Candidates(tokens, log_probs)

@@ -23,10 +23,10 @@ class Sampled(Drafting):
 
     Token i of a draft is drawn from q_i = softmax(logits_i / temperature), independently of the
     others. The target, which would draw it from p_i, accepts it with probability
-    min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so the law of
-    the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
-    `verification="block"` judges the draft as a whole (`accept_block`): the law is the same, and in
-    expectation never fewer tokens of a draft are accepted.
+    min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so that the
+    answer follows the target's own distribution. At temperature 0 the likeliest tokens are the
+    draft. `verification="block"` judges the draft as a whole (`accept_block`): the distribution is
+    the same, and in expectation never fewer tokens of a draft are accepted.
 
     A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
     (`PathSearch(width=1, weight=1.0)`) with p of that token. Drawing is therefore better where both
@@ -67,7 +67,7 @@ class Sampled(Drafting):
             return draft
         assert isinstance(start.temperature, float)
         return draft._replace(
-            logs=logits,
+            logits=logits,
             temperature=start.temperature,
             judged_as_block=self.verification == "block",
         )

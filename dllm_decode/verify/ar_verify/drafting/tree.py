@@ -20,7 +20,7 @@ class _LikelyTokens(NamedTuple):
     """The likeliest tokens of each position, in descending order, and their log-probabilities."""
 
     tokens: Int[Tensor, "B K C"]
-    logs: Float[Tensor, "B K C"]
+    log_probs: Float[Tensor, "B K C"]
 
 
 class _Level(NamedTuple):
@@ -111,13 +111,15 @@ class Tree(Drafting):
 
     def _candidates(self, logits: Float[Tensor, "B K V"]) -> _LikelyTokens:
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
-        logs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
-        logs = logs.to(widest(logs.device))
+        log_probs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
+        log_probs = log_probs.to(widest(log_probs.device))
         # Ties are ordered by id. Rounding must not make a child likelier than its parent.
         order = top.tokens.argsort(-1)
-        ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+        ranking = log_probs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
         order = order.gather(-1, ranking)
-        return _LikelyTokens(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
+        return _LikelyTokens(
+            top.tokens.gather(-1, order), log_probs.gather(-1, order).clamp(max=0.0)
+        )
 
     def _extend(
         self, above: _Level, candidates: _LikelyTokens, depth: int, ends: Int[Tensor, " E"]
@@ -129,7 +131,7 @@ class Tree(Drafting):
         scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
             dim=-1, descending=True, stable=True
         )
-        gains = candidates.logs[:, depth]
+        gains = candidates.log_probs[:, depth]
         pairs = self._pairs(scores.shape[1], tokens.shape[1], device=tokens.device)
         parents, ranks = pairs // tokens.shape[1], pairs % tokens.shape[1]
         scores, chosen = (

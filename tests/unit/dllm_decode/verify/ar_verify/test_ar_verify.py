@@ -78,14 +78,14 @@ def test_the_target_reads_every_token_once() -> None:
         assert max(counts) <= 1 + 4, "something was read again"
 
 
-def law_of(
+def distribution_of(
     model: Any, prompt: list[int], temperature: float, length: int, *, eos: int
 ) -> dict[tuple[int, ...], float]:
     """Returns the target's distribution over answers, by enumeration; id 4 is [MASK]."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer = {}
-        for answer, share in law.items():
+        for answer, share in distribution.items():
             if eos in answer:
                 longer[(*answer, eos)] = share
                 continue
@@ -93,11 +93,11 @@ def law_of(
             logits[4] = -torch.inf
             for token, p in enumerate((logits / temperature).softmax(-1).tolist()[:4]):
                 longer[(*answer, token)] = share * p
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
-def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
+def test_answers_with_drawn_drafts_follow_the_targets_distribution() -> None:
     """Other drafts leave the target's own sample as it is: property/test_fuzz_engine.py."""
     target = tiny_target(vocab_size=5, seed=3, scale=2.0)
     target.eos_ids = (3,)
@@ -112,9 +112,9 @@ def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
     # An answer as a number: its three tokens are digits in base 4.
     drawn = out.tokens @ torch.tensor([16, 4, 1])
     for row, prompt in enumerate(prompts):
-        law = law_of(tiny_llama(5, 3, 2.0), prompt, 0.8, 3, eos=3)
+        distribution = distribution_of(tiny_llama(5, 3, 2.0), prompt, 0.8, 3, eos=3)
         shares = torch.tensor(
-            [law.get(answer, 0.0) for answer in itertools.product(range(4), repeat=3)]
+            [distribution.get(answer, 0.0) for answer in itertools.product(range(4), repeat=3)]
         )
         # At most 63 degrees of freedom: 112 at the level 0.0001.
         assert misfit(drawn[row::3], shares) < 112.0
@@ -404,14 +404,14 @@ def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> No
     q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
     p = torch.tensor([[-0.2, 0.7, 0.4, 0.0], [0.5, 0.0, 0.3, -0.1], [0.9, 0.2, 0.0, 0.4]]).double()
     draft = Sampled().draft(start, q.expand(num, 2, 4), torch.full((num,), 2))
-    laws = (q / temperature).softmax(-1)
+    distributions = (q / temperature).softmax(-1)
     both = draft.tokens[:, 0] * 4 + draft.tokens[:, 1]
     # At the level 0.0001: 44.3 for 15 degrees of freedom, 21.1 for 3.
-    assert misfit(both, (laws[0][:, None] * laws[1]).flatten()) < 44.3
+    assert misfit(both, (distributions[0][:, None] * distributions[1]).flatten()) < 44.3
     assert torch.equal(draft.counts, torch.where(draft.tokens[:, 0] == 3, 1, 2))
     verdict = accept(start, draft, p.expand(num, 3, 4))
-    laws = (p / temperature).softmax(-1)
+    distributions = (p / temperature).softmax(-1)
     for place in range(3):
         reached = verdict.accepted >= place
         assert reached.sum() > num / 5
-        assert misfit(verdict.tokens[reached, place], laws[place]) < 21.1
+        assert misfit(verdict.tokens[reached, place], distributions[place]) < 21.1
