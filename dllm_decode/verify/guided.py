@@ -12,8 +12,8 @@ from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Draft, DraftStart
-from dllm_decode.verify.target_round import (
-    TargetRound,
+from dllm_decode.verify.target_verifier import (
+    TargetForward,
     TargetVerifier,
     ask_drafter,
     ask_target,
@@ -91,7 +91,7 @@ class Guided(TargetVerifier):
         seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))
         return state._replace(verifier_state=judged.past(num_kept)), seen
 
-    def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
+    def _passes(self, draft: Draft, judged: TargetForward) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)
         drafted, largest = gather(logits, draft.tokens), gather(logits, best)
         passes = (drafted - largest).exp() >= self.ratio

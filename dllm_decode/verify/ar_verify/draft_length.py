@@ -87,5 +87,5 @@ class DraftLength(CheckedFields):
             (1.0 - self.momentum) * mean + self.momentum * latest
             for mean, latest in ((lengths.drafted, drafted), (lengths.accepted, accepted))
         ]
-        wanted = means[0] + self.growth * (means[1] >= means[0])
-        return DraftLengths(wanted.floor().long().clamp(self.shortest, self.longest), *means)
+        length = means[0] + self.growth * (means[1] >= means[0])
+        return DraftLengths(length.floor().long().clamp(self.shortest, self.longest), *means)

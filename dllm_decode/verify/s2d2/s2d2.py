@@ -136,11 +136,11 @@ class S2D2(Verifier):
             until = [row.first_unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
         span = _first_run(seen.view.eligible & seen.view.masked)
-        memory = (
-            self.router.init(seen.view) if state.verifier_state is None else state.verifier_state
-        )
-        chosen, memory = self.router.verifies(seen.view, span, memory)
-        state = state._replace(verifier_state=memory)
+        router_state = state.verifier_state
+        if router_state is None:
+            router_state = self.router.init(seen.view)
+        chosen, router_state = self.router.verifies(seen.view, span, router_state)
+        state = state._replace(verifier_state=router_state)
         # A full block has nothing to verify.
         chosen = chosen & span.any(-1)
         counts = span.sum(-1) * chosen

@@ -11,7 +11,7 @@ from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.target_network import CausalInputs
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Draft, DraftStart
-from dllm_decode.verify.target_round import require_target
+from dllm_decode.verify.target_verifier import require_target
 from samplers.checks import Probability, count_from
 from samplers.logits.statistics import highest_one
 

@@ -51,7 +51,7 @@ def only_drafted(q: Tensor) -> Tensor:
 def answers(
     rule: Any, drawn: Tensor, claimed: Tensor, *, cut: bool, patch: pytest.MonkeyPatch
 ) -> tuple[Tensor, Tensor]:
-    """Returns the distributions of three tokens, the target going on alone, and of the accepted length.
+    """Returns the distributions of the first three tokens written, and of the accepted length.
 
     Args:
         rule: Which tokens of a draft are accepted.

@@ -47,7 +47,7 @@ from dllm_decode.engine.state import State
 from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify import ar_verify
 from dllm_decode.verify.drafts import DraftStart
-from dllm_decode.verify.target_round import ask_target
+from dllm_decode.verify.target_verifier import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 
