@@ -16,7 +16,7 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class CutAtEos(Hiding):
-    """Leaves the columns after an EOS out of the forward, once nothing after them is open.
+    """Leaves the columns after an EOS out of the forward, once all of them are settled.
 
     The columns are neither computed nor attended to. The columns of the open block stay. If
     the decode does not set `truncate_at_eos`, masks after an EOS prevent the cut. On a
@@ -38,11 +38,11 @@ class CutAtEos(Hiding):
         return self.inner.gives - {Fact.EVERY_COLUMN}
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"]:
-        """Returns the numbers of `inner`, then the column after the first EOS and all open ones."""
+        """Adds the column after the first EOS and all unsettled columns to the numbers of `inner`."""
         indices = torch.arange(canvas.width, device=canvas.tokens.device)
         first_eos = torch.where(canvas.eos, indices, canvas.width).amin(-1)
-        last_open = torch.where(canvas.unsettled, indices, -1).amax(-1)
-        end = torch.maximum(first_eos, last_open)[:, None] + 1
+        last_unsettled = torch.where(canvas.unsettled, indices, -1).amax(-1)
+        end = torch.maximum(first_eos, last_unsettled)[:, None] + 1
         inner_numbers = self.inner.numbers(canvas, history, shift)
         return end if inner_numbers is None else torch.cat([inner_numbers, end], -1)
 

@@ -29,9 +29,9 @@ from samplers.view import View
 class AnySubsetVerify(Verifier):
     """Decodes as an any-subset model would one token after another, in no more forwards.
 
-    The prompt and all given tokens are read both ways. The open positions of the answer are written
-    in ascending order, each from the given tokens and the open positions before it. A round has two
-    forwards of the same model. The first drafts the next `draft_tokens` open positions, each
+    The prompt and all given tokens are read both ways. The other tokens of the answer are written
+    in ascending order, each from the given tokens and the tokens written before it. A round has two
+    forwards of the same model. The first drafts the next `draft_tokens` unsettled positions, each
     without the others: x is drawn from q. The second has all drafts in place, and judges each by
     the distribution p that it has after the drafts before it. From the left, x is accepted with
     probability min(1, p / q); the first rejected token is replaced by a draw from max(0, p - q),
@@ -117,7 +117,7 @@ class _ToDraft(NamedTuple):
 
 
 def _to_draft(state: State, num_tokens: int) -> _ToDraft:
-    """Returns each row's next open positions; waits for the device once."""
+    """Returns each row's next unsettled positions; waits for the device once."""
     canvas, starts = state.canvas, [row.first_unsettled for row in state.rows]
     drafted = canvas.unsettled & (canvas.unsettled.cumsum(-1) <= num_tokens)
     columns = torch.arange(1, canvas.width + 1, device=state.device)
@@ -159,9 +159,9 @@ def _exact_log_probs(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor
 
 
 def _left_to_right_edit(given: Bool[Tensor, "N L"]) -> Edit:
-    """Returns an edit: open columns see given columns and the open columns before them.
+    """Returns an edit: given columns see only given columns; others also all columns before them.
 
-    Given columns see only given columns, even after other columns are settled.
+    A given column does so even after other columns are settled.
     """
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:

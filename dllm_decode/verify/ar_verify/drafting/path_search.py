@@ -50,8 +50,7 @@ class PathSearch(Drafting):
 
     With `num_forwards` above 1, the mask predictor looks more than once. After each forward but the
     last, the sampler commits tokens to the draft, and the next forward sees them. The search fills
-    in the positions that are still open. Rows without open positions take part in no further
-    forward.
+    in the positions that are still masked. Rows without masks take part in no further forward.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
