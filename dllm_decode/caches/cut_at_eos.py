@@ -38,7 +38,7 @@ class CutAtEos(Hiding):
         return self.inner.gives - {Fact.EVERY_COLUMN}
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"]:
-        """Adds the column after the first EOS and all unsettled columns to the numbers of `inner`."""
+        """Adds the column after the first EOS and all unsettled ones to the numbers of `inner`."""
         indices = torch.arange(canvas.width, device=canvas.tokens.device)
         first_eos = torch.where(canvas.eos, indices, canvas.width).amin(-1)
         last_unsettled = torch.where(canvas.unsettled, indices, -1).amax(-1)
