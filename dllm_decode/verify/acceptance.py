@@ -28,7 +28,9 @@ class Verdict(NamedTuple):
     """The tokens that a target accepts of each draft, and the token that the target adds.
 
     Attributes:
-        tokens: The accepted tokens and one more of the target; the rest is arbitrary.
+        tokens: The accepted tokens and one more of the target, which replaces the first rejected
+            token, or is the *bonus* token after a draft that is accepted whole; the rest is
+            arbitrary.
         accepted: Number of accepted tokens.
         places: Index in the draft of each accepted token of a tree; the rest is arbitrary.
             `None`: the accepted tokens are the draft's first.
@@ -150,7 +152,7 @@ def accept_by_ratio(
 def accept_by_ratio_without_bonus(
     draft: Draft, log_probs: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]
 ) -> Verdict:
-    """Accepts as `accept_by_ratio`; the token after a draft that is accepted whole is arbitrary.
+    """Accepts as `accept_by_ratio`; the bonus token of a draft that is accepted whole is arbitrary.
 
     Args:
         draft: The drawn tokens, and q.

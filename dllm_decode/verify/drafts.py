@@ -112,7 +112,7 @@ class Draft(NamedTuple):
         parents = None if self.parents is None else self.parents[:, :num_tokens]
         return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
 
-    def only(self, kept: Bool[Tensor, "B K"]) -> "Draft":
+    def subtree(self, kept: Bool[Tensor, "B K"]) -> "Draft":
         """Returns a tree of some nodes, in the same order; the parent of a kept node is kept."""
         assert self.parents is not None
         order = (~kept).long().argsort(dim=-1, stable=True)

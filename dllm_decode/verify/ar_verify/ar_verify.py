@@ -116,25 +116,26 @@ class ARVerify(TargetVerifier):
         return self.drafting.num_forwards > 1
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        start, left = DraftStart.of(state), state.canvas.unsettled.sum(-1)
+        start, num_left = DraftStart.of(state), state.canvas.unsettled.sum(-1)
         past, lengths, memory = self._target_state(state, start)
         start = start._replace(memory=memory, past=past)
-        max_lengths = torch.minimum(lengths.length, left)
+        max_lengths = torch.minimum(lengths.length, num_left)
         state, seen, logits = self._drafter_look(decoder, state, max_lengths)
         draft = self.drafting.draft(start, logits, max_lengths)
-        state = _with_forwards(state, draft)
+        state = _count_forwards(state, draft)
         state, judged = ask_target(decoder, state, self.target, start, draft, past)
         verdict = accept(start, draft, judged.logits)
         tokens, accepted, places = verdict
-        # The target's token after the last accepted one: a correction, or one more.
-        num_written = torch.minimum(accepted + 1, left)
+        # One token of the target follows the accepted ones: a correction, or the bonus token.
+        num_written = torch.minimum(accepted + 1, num_left)
         num_written = torch.minimum(num_written, num_leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        likeliest = draft.counts
-        if self.drafting.num_forwards:
-            likeliest = num_leading(~state.canvas.is_eos(most_likely(logits)))
         memory = self.drafting.memory_after(start, draft, judged.logits, verdict)
-        after = self.draft_length.after(lengths, torch.minimum(likeliest, max_lengths), accepted)
+        num_before_eos = draft.counts
+        if self.drafting.num_forwards:
+            num_before_eos = num_leading(~state.canvas.is_eos(most_likely(logits)))
+        num_before_eos = torch.minimum(num_before_eos, max_lengths)
+        after = self.draft_length.after(lengths, num_before_eos, accepted)
         past = judged.past(num_written, places)
         state = state._replace(verifier_state=TargetState(past, after, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
@@ -185,12 +186,14 @@ class ARVerify(TargetVerifier):
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
         window, logits = seen.window, seen.view.summary.logits.clone()
         whole, lengths = state.canvas, max_lengths.tolist()
-        canvas = _drafted_only(whole, window, max_lengths)
+        canvas = _draft_canvas(whole, window, max_lengths)
         state = state._replace(canvas=canvas)
         sampler_state: Any = None
         for _ in range(1, self.drafting.num_forwards):
             drafted = state._replace(canvas=canvas)
-            canvas, sampler_state = _after_sampler(decoder, drafted, window, logits, sampler_state)
+            canvas, sampler_state = _canvas_after_sampler(
+                decoder, drafted, window, logits, sampler_state
+            )
             rows = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not rows:
                 break
@@ -210,7 +213,7 @@ class ARVerify(TargetVerifier):
         return state._replace(canvas=whole), logits
 
 
-def _drafted_only(canvas: Canvas, window: Window, max_lengths: Int[Tensor, " B"]) -> Canvas:
+def _draft_canvas(canvas: Canvas, window: Window, max_lengths: Int[Tensor, " B"]) -> Canvas:
     """Returns a canvas in which no column is unsettled but the window's first `max_lengths`."""
     offsets = torch.arange(window.width, device=max_lengths.device)
     nowhere = torch.zeros_like(canvas.unsettled)
@@ -218,7 +221,7 @@ def _drafted_only(canvas: Canvas, window: Window, max_lengths: Int[Tensor, " B"]
     return replace(canvas, unsettled=canvas.unsettled & drafted)
 
 
-def _after_sampler(
+def _canvas_after_sampler(
     decoder: Decoder,
     state: State,
     window: Window,
@@ -241,7 +244,7 @@ def _after_sampler(
     return state_after(decoder, state, window, view, decision).canvas, sampler_state
 
 
-def _with_forwards(state: State, draft: Draft) -> State:
+def _count_forwards(state: State, draft: Draft) -> State:
     """Counts the forwards that the drafting itself ran."""
     if draft.num_forwards is None:
         return state

@@ -21,7 +21,7 @@ from dllm_decode.core.sending import send
 
 
 class DraftStep(NamedTuple):
-    """Canvases of some rows after equally many drafted steps, at first none.
+    """Canvases of some rows after equally many drafted steps; after none, the rows' own canvases.
 
     Attributes:
         rows: The rows.

@@ -236,7 +236,7 @@ def _two_blocks(state: State, starts: Sequence[int], width: int) -> list[Row]:
 def _look_of(
     decoder: Decoder, state: State, rows: Sequence[int], progress: Sequence[RowProgress]
 ) -> Look:
-    """Returns a look with the sampler's view of some rows, on the logits of their `latest` branches."""
+    """Returns the sampler's look at some rows, on the logits of their `latest` branches."""
     evaluated: EvaluatedCanvases = state.verifier_state
     part, window = with_window(decoder, state.take(rows))
     logits_starts = [progress[row].logits_start for row in rows]

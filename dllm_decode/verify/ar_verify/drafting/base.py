@@ -55,7 +55,7 @@ class Drafting(CheckedFields, ABC):
         self,
         start: DraftStart,
         draft: Draft,
-        logits: Float[Tensor, "B K1 V"],
+        target_logits: Float[Tensor, "B K1 V"],
         verdict: Verdict,
     ) -> Int[Tensor, "B ..."]:
         """Returns the memory after a round, by default the memory before the round.
@@ -63,8 +63,8 @@ class Drafting(CheckedFields, ABC):
         Args:
             start: Where the drafts started, with the memory before the round.
             draft: The drafts.
-            logits: Logits of the target after the committed text, then after each token of the
-                longest draft.
+            target_logits: Logits of the target after the committed text, then after each token of
+                the longest draft.
             verdict: The tokens that the target accepted and wrote.
         """
         assert start.memory is not None

@@ -91,8 +91,8 @@ class PathSearch(Drafting):
     ) -> Draft:
         """Returns the best path of each row."""
         B, K, _ = logits.shape
-        before = self.proxy.order - 1
-        context = start.context(before)
+        num_context = self.proxy.order - 1
+        context = start.context(num_context)
         tokens = torch.cat([context, context.new_zeros(B, K)], -1)
         zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
@@ -105,20 +105,20 @@ class PathSearch(Drafting):
         gains = (self.weight * candidates.log_probs).masked_fill(excluded, -torch.inf)
         is_over = torch.arange(K, device=lengths.device) >= lengths[:, None]
         steps = zip(candidates.tokens.unbind(1), gains.unbind(1), is_over.unbind(1), strict=True)
-        for position, (choices, drafter_gains, waits) in enumerate(steps):
-            beam = self._step(beam, position, choices, drafter_gains, waits[:, None], ends)
+        for position, (choices, drafter_gains, row_is_over) in enumerate(steps):
+            beam = self._extend(beam, position, choices, drafter_gains, row_is_over[:, None], ends)
         ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
         rows = torch.arange(B, device=logits.device)
         best = ranking.argmax(-1)
-        return Draft(beam.tokens[rows, best, before:], beam.counts[rows, best])
+        return Draft(beam.tokens[rows, best, num_context:], beam.counts[rows, best])
 
-    def _step(
+    def _extend(
         self,
         beam: _Beam,
         position: int,
         choices: Int[Tensor, "B C"],
         drafter_gains: Float[Tensor, "B C"],
-        waits: Bool[Tensor, "B 1"],
+        is_over: Bool[Tensor, "B 1"],
         ends: Int[Tensor, " E"],
     ) -> _Beam:
         """Extends every unfinished prefix by one token and keeps the best.
@@ -128,25 +128,25 @@ class PathSearch(Drafting):
             position: Position of the token, from 0.
             choices: The candidates.
             drafter_gains: The drafter's part of the candidates' score.
-            waits: Rows whose drafts end before this position.
+            is_over: Rows whose drafts end before this position.
             ends: Tokens that end an answer.
         """
         B, H, _ = beam.tokens.shape
-        num, before = choices.shape[1], self.proxy.order - 1
-        context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
+        num_choices, num_context = choices.shape[1], self.proxy.order - 1
+        context = beam.tokens[:, :, position : position + num_context].reshape(B * H, num_context)
         repeated = choices.repeat_interleave(H, 0)
-        causal = self.proxy.log_probability(context, repeated).view(B, H, num)
+        causal = self.proxy.log_probability(context, repeated).view(B, H, num_choices)
         gains = drafter_gains[:, None] + (1.0 - self.weight) * causal.float()
         # A finished prefix is kept once, unchanged.
-        finished = beam.ended | waits
+        finished = beam.ended | is_over
         gains = gains.masked_fill(finished[..., None], -torch.inf)
         gains[..., 0].masked_fill_(finished, 0.0)
         scores, chosen = (beam.scores[..., None] + gains).flatten(1).topk(H)
-        parents, choice = chosen // num, chosen % num
+        parents, choice = chosen // num_choices, chosen % num_choices
         finished = finished.gather(1, parents)
         tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens))
         added = choices.gather(1, choice)
-        tokens[..., position + before] = added
+        tokens[..., position + num_context] = added
         grown = ~finished
         ended = beam.ended.gather(1, parents) | (torch.isin(added, ends) & grown)
         return _Beam(tokens, scores, beam.counts.gather(1, parents) + grown, ended)

@@ -70,30 +70,30 @@ class Recycling(Drafting):
     ) -> Draft:
         memory = start.memory
         assert memory is not None
-        device, shape = memory.device, _shape(memory.shape[-1])
+        device, tree = memory.device, _tree_shape(memory.shape[-1])
         rows = torch.arange(len(memory), device=device)[:, None]
         nodes = above = start.context(1)
-        for level in shape.levels:
+        for level in tree.levels:
             before = above[:, send(level.parents, device)]
             above = memory[rows, before.clamp(min=0), send(level.ranks, device)]
             above = above.masked_fill(before == _UNREAD, _UNREAD)
             nodes = torch.cat([nodes, above], -1)
         nodes = nodes[:, 1:]
-        kept = (nodes != _UNREAD) & (send(shape.depths, device) < lengths[:, None])
-        parents = send(shape.parents, device).expand_as(nodes)
-        return Draft(nodes, kept.sum(-1), parents=parents).only(kept)
+        kept = (nodes != _UNREAD) & (send(tree.depths, device) < lengths[:, None])
+        parents = send(tree.parents, device).expand_as(nodes)
+        return Draft(nodes, kept.sum(-1), parents=parents).subtree(kept)
 
     def memory_after(
         self,
         start: DraftStart,
         draft: Draft,
-        logits: Float[Tensor, "B K1 V"],
+        target_logits: Float[Tensor, "B K1 V"],
         verdict: Verdict,
     ) -> Int[Tensor, "B ..."]:
         memory, places = start.memory, verdict.places
         assert memory is not None
         assert places is not None
-        read = torch.cat([start.context(1), draft.tokens], -1)[:, : logits.shape[1]]
+        read = torch.cat([start.context(1), draft.tokens], -1)[:, : target_logits.shape[1]]
         columns = torch.arange(read.shape[1], device=read.device)
         is_accepted = torch.arange(places.shape[1], device=read.device) < verdict.accepted[:, None]
         # The last token of the text, in column 0, is on the path of every row.
@@ -106,11 +106,11 @@ class Recycling(Drafting):
         greatest = torch.zeros_like(memory[..., 0]).scatter_reduce(1, read, numbers, "amax")
         is_kept = is_read & (numbers == greatest.gather(1, read))
         rows, chosen = is_kept.nonzero(as_tuple=True)
-        likely = top_k(logits, memory.shape[-1]).tokens
+        likely = top_k(target_logits, memory.shape[-1]).tokens
         return memory.index_put((rows, read[rows, chosen]), likely[rows, chosen])
 
 
-class _Nodes(NamedTuple):
+class _Level(NamedTuple):
     """The nodes of one depth.
 
     Attributes:
@@ -122,8 +122,8 @@ class _Nodes(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class _Shape(NamedTuple):
-    """The nodes of a tree, level by level.
+class _TreeShape(NamedTuple):
+    """Where the nodes of a tree are, level by level.
 
     Attributes:
         levels: The levels.
@@ -131,23 +131,23 @@ class _Shape(NamedTuple):
         depths: Nodes before each node on its path.
     """
 
-    levels: tuple[_Nodes, ...]
+    levels: tuple[_Level, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
 
 
 @cache
-def _shape(k: int) -> _Shape:
+def _tree_shape(k: int) -> _TreeShape:
     """Returns the tree of all paths whose ranks, counted from 1, add up to at most `k`."""
-    levels: list[_Nodes] = []
+    levels: list[_Level] = []
     parents: list[int] = []
     depths: list[int] = []
     sums, first = [0], -1
     while True:
         nodes = [(at, rank) for at, total in enumerate(sums) for rank in range(k - total)]
         if not nodes:
-            return _Shape(tuple(levels), tuple(parents), tuple(depths))
-        levels.append(_Nodes(*zip(*nodes, strict=True)))
+            return _TreeShape(tuple(levels), tuple(parents), tuple(depths))
+        levels.append(_Level(*zip(*nodes, strict=True)))
         parents += [first + at for at, _ in nodes]
         depths += [len(levels) - 1] * len(nodes)
         sums, first = [sums[at] + rank + 1 for at, rank in nodes], first + len(sums)

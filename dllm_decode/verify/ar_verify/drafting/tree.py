@@ -107,7 +107,7 @@ class Tree(Drafting):
             if levels and not (above.scores > -torch.inf).any():
                 break
             levels.append(above)
-        return self._pruned(levels)
+        return self._best_nodes(levels)
 
     def _candidates(self, logits: Float[Tensor, "B K V"]) -> _LikelyTokens:
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
@@ -154,7 +154,7 @@ class Tree(Drafting):
         candidates = torch.arange(num_candidates, device=device) + 1
         return (prefixes * candidates <= self.budget).flatten().nonzero().squeeze(-1)
 
-    def _pruned(self, levels: list[_Level]) -> Draft:
+    def _best_nodes(self, levels: list[_Level]) -> Draft:
         """Returns the best nodes of all levels in order, without nodes that are not worth the cost.
 
         The sort is stable and no node is likelier than its parent, so that parents come first.
