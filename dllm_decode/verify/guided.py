@@ -82,17 +82,18 @@ class Guided(TargetVerifier):
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
         # The target judges the last proposal without reading it.
         to_read = draft._replace(counts=counts - 1)
-        state, judged = ask_target(decoder, state, self.target, start, to_read, past)
-        passed = self._passes(draft, judged) & proposed
-        no_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
-        accepted = torch.minimum(num_leading(passed), no_eos)
+        state, target_forward = ask_target(decoder, state, self.target, start, to_read, past)
+        passed = self._passes(draft, target_forward) & proposed
+        num_up_to_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
+        accepted = torch.minimum(num_leading(passed), num_up_to_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
         seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))
-        return state._replace(verifier_state=judged.past(num_kept)), seen
+        return state._replace(verifier_state=target_forward.past(num_kept)), seen
 
-    def _passes(self, draft: Draft, judged: TargetForward) -> Bool[Tensor, "B K"]:
-        logits, best = judged.logits, most_likely(judged.logits)
+    def _passes(self, draft: Draft, target_forward: TargetForward) -> Bool[Tensor, "B K"]:
+        """Returns which tokens of the draft the target finds plausible."""
+        logits, best = target_forward.logits, most_likely(target_forward.logits)
         drafted, largest = gather(logits, draft.tokens), gather(logits, best)
         passes = (drafted - largest).exp() >= self.ratio
         if self.top_k == 1:

@@ -123,23 +123,23 @@ class ARVerify(TargetVerifier):
         state, seen, logits = self._drafter_look(decoder, state, max_lengths)
         draft = self.drafting.draft(start, logits, max_lengths)
         state = _count_forwards(state, draft)
-        state, judged = ask_target(decoder, state, self.target, start, draft, past)
-        verdict = accept(start, draft, judged.logits)
+        state, target_forward = ask_target(decoder, state, self.target, start, draft, past)
+        verdict = accept(start, draft, target_forward.logits)
         tokens, accepted, places = verdict
         # One token of the target follows the accepted ones: a correction, or the bonus token.
         num_written = torch.minimum(accepted + 1, num_left)
         num_written = torch.minimum(num_written, num_leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        memory = self.drafting.memory_after(start, draft, judged.logits, verdict)
+        memory = self.drafting.memory_after(start, draft, target_forward.logits, verdict)
         num_before_eos = draft.counts
         if self.drafting.num_forwards:
             num_before_eos = num_leading(~state.canvas.is_eos(most_likely(logits)))
         num_before_eos = torch.minimum(num_before_eos, max_lengths)
         after = self.draft_length.after(lengths, num_before_eos, accepted)
-        past = judged.past(num_written, places)
+        past = target_forward.past(num_written, places)
         state = state._replace(verifier_state=TargetState(past, after, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
-            seen = seen._replace(view=_with_target_logits(seen.view, judged.logits, places))
+            seen = seen._replace(view=_with_target_logits(seen.view, target_forward.logits, places))
         decision = decision_of(seen.window, tokens, num_written)
         return state, seen._replace(decision=decision)
 

@@ -19,7 +19,7 @@ class _Beam(NamedTuple):
     """The best prefixes of each row.
 
     Attributes:
-        tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
+        tokens: The last tokens of the text, then the chosen ones; the rest is arbitrary.
         scores: Score of each prefix; -inf in unused places.
         counts: Number of chosen tokens.
         ended: True if the last chosen token ends the answer.

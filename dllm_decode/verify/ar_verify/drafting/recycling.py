@@ -110,7 +110,7 @@ class Recycling(Drafting):
         return memory.index_put((rows, read[rows, chosen]), likely[rows, chosen])
 
 
-class _Level(NamedTuple):
+class _TreeLevel(NamedTuple):
     """The nodes of one depth.
 
     Attributes:
@@ -131,7 +131,7 @@ class _TreeShape(NamedTuple):
         depths: Nodes before each node on its path.
     """
 
-    levels: tuple[_Level, ...]
+    levels: tuple[_TreeLevel, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
 
@@ -139,7 +139,7 @@ class _TreeShape(NamedTuple):
 @cache
 def _tree_shape(k: int) -> _TreeShape:
     """Returns the tree of all paths whose ranks, counted from 1, add up to at most `k`."""
-    levels: list[_Level] = []
+    levels: list[_TreeLevel] = []
     parents: list[int] = []
     depths: list[int] = []
     sums, first = [0], -1
@@ -147,7 +147,7 @@ def _tree_shape(k: int) -> _TreeShape:
         nodes = [(at, rank) for at, total in enumerate(sums) for rank in range(k - total)]
         if not nodes:
             return _TreeShape(tuple(levels), tuple(parents), tuple(depths))
-        levels.append(_Level(*zip(*nodes, strict=True)))
+        levels.append(_TreeLevel(*zip(*nodes, strict=True)))
         parents += [first + at for at, _ in nodes]
         depths += [len(levels) - 1] * len(nodes)
         sums, first = [sums[at] + rank + 1 for at, rank in nodes], first + len(sums)
