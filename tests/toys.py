@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from dllm_decode import Canvas, CausalTarget, DecodeConfig, Draft
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.core.rows import Request, Row
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.drafts import DraftStart
 from samplers.logits.noise import mix, position_keys, uniform
 from samplers.logits.statistics import draw
 
@@ -144,20 +144,20 @@ def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-def beginning_of(
+def draft_start_of(
     texts: list[list[int]],
     *,
     gen_length: int = 9,
     eos_ids: tuple[int, ...] = (98,),
     memory: Tensor | None = None,
-) -> Beginning:
-    """Returns where drafts begin after some texts, at temperature 0; [MASK] is 99."""
+) -> DraftStart:
+    """Returns where drafts start after some texts, at temperature 0; [MASK] is 99."""
     config = DecodeConfig(gen_length=gen_length)
     rows = [Row.of(Request(0, text, config), 1, mask_id=99) for text in texts]
     width = max(map(len, texts)) + gen_length
     canvas = Canvas.of(rows, width=width, mask_id=99, eos_ids=eos_ids)
     first = torch.tensor([len(text) for text in texts])
-    return Beginning(canvas, first, first, 0.0, memory=memory)
+    return DraftStart(canvas, first, first, 0.0, memory=memory)
 
 
 def paths_of(draft: Draft, row: int = 0) -> list[list[int]]:

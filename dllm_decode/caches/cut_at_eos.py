@@ -16,7 +16,7 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class CutAtEos(Hiding):
-    """Leaves the columns after an EOS out of the forward, once none after them is unsettled.
+    """Leaves the columns after an EOS out of the forward, once all of them are settled.
 
     The columns are neither computed nor attended to. The columns of the open block stay. If
     the decode does not set `truncate_at_eos`, masks after an EOS prevent the cut. On a

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import (
@@ -28,7 +28,9 @@ class Verdict(NamedTuple):
     """The tokens that a target accepts of each draft, and the token that the target adds.
 
     Attributes:
-        tokens: The accepted tokens and one more of the target; the rest is arbitrary.
+        tokens: The accepted tokens and one more of the target, which replaces the first rejected
+            token, or is the *bonus* token after a draft that is accepted whole; the rest is
+            arbitrary.
         accepted: Number of accepted tokens.
         places: Index in the draft of each accepted token of a tree; the rest is arbitrary.
             `None`: the accepted tokens are the draft's first.
@@ -39,32 +41,32 @@ class Verdict(NamedTuple):
     places: Int[Tensor, "B D"] | None = None
 
 
-def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) -> Verdict:
-    """Returns a verdict on drafts such that every token written follows the target's law.
+def accept(start: DraftStart, draft: Draft, target_logits: Float[Tensor, "B K1 V"]) -> Verdict:
+    """Returns a verdict on drafts such that every token written follows the target's distribution.
 
     Args:
-        beginning: Where the drafts begin.
+        start: Where the drafts start.
         draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
-        logits: Logits of the target after the committed text, then after each token of the longest
-            draft.
+        target_logits: Logits of the target after the committed text, then after each token of the
+            longest draft.
     """
-    draft = draft.shortened(logits.shape[1] - 1)
+    draft = draft.shortened(target_logits.shape[1] - 1)
     if draft.parents is not None:
-        rows = torch.arange(len(beginning.first), device=logits.device)
+        rows = torch.arange(len(start.first_unsettled), device=target_logits.device)
 
         def choose(places: Int[Tensor, " B"], depth: int) -> Int[Tensor, " B"]:
-            here = logits[rows, places + 1][:, None]
-            return beginning.written(here, depth).squeeze(1)
+            here = target_logits[rows, places + 1][:, None]
+            return start.proposals(here, depth).squeeze(1)
 
         return accept_tree(draft, choose)
-    if draft.logs is not None:
-        keys = beginning.position_keys(logits.shape[1])
-        assert isinstance(beginning.temperature, float)
+    if draft.logits is not None:
+        keys = start.position_keys(target_logits.shape[1])
+        assert isinstance(start.temperature, float)
         rule = accept_block if draft.judged_as_block else accept_by_ratio
-        return rule(draft, logits, keys, temperature=beginning.temperature)
-    written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
-    for span in _spans(logits.shape[1]):
-        written[:, span] = beginning.written(logits[:, span], span.start)
+        return rule(draft, target_logits, keys, temperature=start.temperature)
+    written = torch.zeros(target_logits.shape[:2], dtype=torch.long, device=target_logits.device)
+    for span in _spans(target_logits.shape[1]):
+        written[:, span] = start.proposals(target_logits[:, span], span.start)
         # The tokens up to the first that the target would not have written.
         accepted = num_leading((draft.tokens == written[:, :-1]) & _is_drafted(draft))
         if (accepted < span.stop).all():
@@ -77,9 +79,9 @@ def accept_tree(
 ) -> Verdict:
     """Accepts the path from the root of a tree whose every token is the one the target writes.
 
-    Every token written is the target's own choice, so that its law is the target's for any tree.
-    No rule can accept more often, because a token that follows the target's law is one of the
-    children with the probability that the target gives to the children.
+    Every token written is the target's own choice, so that it follows the target's distribution for
+    any tree. No rule can accept more often, because a token that follows this distribution is one
+    of the children with the probability that the target gives to the children.
 
     Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
     Trees" (DDTree), https://arxiv.org/abs/2604.12989, verification.
@@ -112,12 +114,12 @@ def accept_tree(
 
 def accept_by_ratio(
     draft: Draft,
-    logs: Float[Tensor, "B K1 V"],
+    target_logits: Float[Tensor, "B K1 V"],
     keys: Int[Tensor, "B K1"],
     *,
     temperature: float | None = None,
 ) -> Verdict:
-    """Accepts a token drawn from q with probability min(1, p / q), where p is the target's law.
+    """Accepts a token drawn from q with probability min(1, p / q); p is the target's distribution.
 
     The first rejected token is replaced by a draw from max(0, p - q), normalised. After a draft
     that is accepted whole, the target's token is a draw from p.
@@ -127,47 +129,51 @@ def accept_by_ratio(
 
     Args:
         draft: The drawn tokens, and q.
-        logs: Logarithm of p.
+        target_logits: Logits of p, after the committed text and after each token of the draft.
         keys: Noise keys of the positions.
-        temperature: If given, `logs` are logits, and p is softmax(logs / temperature).
+        temperature: As in `Draft`, for `target_logits`.
     """
-    assert draft.logs is not None
+    assert draft.logits is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
     passes, is_drafted = torch.zeros_like(limits, dtype=torch.bool), _is_drafted(draft)
     for span in _spans(passes.shape[1]):
         drafted = draft.tokens[:, span]
-        ratio = _log_probability(logs[:, span], drafted, temperature)
-        ratio = ratio - _log_probability(draft.logs[:, span], drafted, draft.temperature)
+        ratio = _log_probability(target_logits[:, span], drafted, temperature)
+        ratio = ratio - _log_probability(draft.logits[:, span], drafted, draft.temperature)
         passes[:, span] = (limits[:, span] < ratio) & is_drafted[:, span]
         if not passes[:, : span.stop].all(-1).any():
             break
     shares = torch.ones_like(limits[:, 0])
-    return _replaced(draft, logs, keys, num_leading(passes), shares=shares, temperature=temperature)
+    return _verdict_of(
+        draft, target_logits, keys, num_leading(passes), shares=shares, temperature=temperature
+    )
 
 
-def accept_within(draft: Draft, law: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]) -> Verdict:
-    """Accepts as `accept_by_ratio`; the token after a draft that is accepted whole is arbitrary.
+def accept_by_ratio_without_bonus(
+    draft: Draft, log_probs: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]
+) -> Verdict:
+    """Accepts as `accept_by_ratio`; the bonus token of a draft that is accepted whole is arbitrary.
 
     Args:
         draft: The drawn tokens, and q.
-        law: Logarithm of p at each token of the draft.
+        log_probs: Logarithm of p at each token of the draft.
         keys: Noise keys of these positions.
     """
-    law, keys = (torch.cat([values, values[:, -1:]], 1) for values in (law, keys))
-    return accept_by_ratio(draft, law, keys)
+    log_probs, keys = (torch.cat([values, values[:, -1:]], 1) for values in (log_probs, keys))
+    return accept_by_ratio(draft, log_probs, keys)
 
 
 def accept_block(
     draft: Draft,
-    logs: Float[Tensor, "B K1 V"],
+    target_logits: Float[Tensor, "B K1 V"],
     keys: Int[Tensor, "B K1"],
     *,
     temperature: float | None = None,
 ) -> Verdict:
-    """Accepts the longest beginning of a drawn draft that passes its test.
+    """Accepts the longest prefix of a drawn draft that passes its test.
 
     With w = 1 before the draft and w = min(1, w p / q) after each token, where p is the target's
-    law and q that of the draft, the beginning that ends there passes with probability
+    distribution and q that of the draft, the prefix that ends there passes with probability
     s / (s + 1 - w), where s is the sum of max(0, w p - q) over the next token's vocabulary; the
     whole draft passes with probability w. After the longest that passes, the token is a draw from
     max(0, w p - q), normalised; after the whole draft, from p. A token that `accept_by_ratio`
@@ -176,58 +182,64 @@ def accept_block(
 
     Source: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
     https://arxiv.org/abs/2403.10444, algorithm 2; equations 3 and 4.
-    Differs: A draft may end early with an EOS, after which both laws are certain of the same token.
+    Differs: A draft may end early with an EOS, after which p and q are certain of the same
+    token.
 
     Args:
         draft: As in `accept_by_ratio`.
-        logs: As in `accept_by_ratio`.
+        target_logits: As in `accept_by_ratio`.
         keys: As in `accept_by_ratio`.
         temperature: As in `accept_by_ratio`.
     """
-    assert draft.logs is not None
+    assert draft.logits is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS))
     accepted, shares = torch.zeros_like(draft.counts), torch.ones_like(limits[:, 0])
     share = shares
     for place in range(draft.tokens.shape[1]):
         drafted = draft.tokens[:, place : place + 1]
-        ratio = _log_probability(logs[:, place : place + 1], drafted, temperature)
+        ratio = _log_probability(target_logits[:, place : place + 1], drafted, temperature)
         ratio = ratio - _log_probability(
-            draft.logs[:, place : place + 1], drafted, draft.temperature
+            draft.logits[:, place : place + 1], drafted, draft.temperature
         )
         share = (share * ratio.squeeze(1).exp()).clamp(max=1.0)
         chance = share
         if place + 1 < draft.tokens.shape[1]:
-            p = _law(logs[:, place + 1], temperature)
-            q = _law(draft.logs[:, place + 1], draft.temperature)
+            p = _probabilities(target_logits[:, place + 1], temperature)
+            q = _probabilities(draft.logits[:, place + 1], draft.temperature)
             mass = (share[:, None] * p - q).clamp_(min=0.0).sum(-1)
             # 0 / 0 where p = q, and nothing is rejected: a later test decides.
             chance = torch.where(place + 1 < draft.counts, mass / (mass + 1.0 - share), share)
         passes = (limits[:, place] < chance) & (place < draft.counts)
         accepted = torch.where(passes, place + 1, accepted)
         shares = torch.where(passes, share, shares)
-    return _replaced(draft, logs, keys, accepted, shares=shares, temperature=temperature)
+    return _verdict_of(draft, target_logits, keys, accepted, shares=shares, temperature=temperature)
 
 
-def log_probs(view: View, logits: Float[Tensor, "N K V"]) -> Float[Tensor, "N K V"]:
+def tempered_log_probs(view: View, logits: Float[Tensor, "N K V"]) -> Float[Tensor, "N K V"]:
     """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
     temperature = logprob_temperature(view.temperature)
     return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
 
 
-def _replaced(
+def _verdict_of(
     draft: Draft,
-    logs: Float[Tensor, "B K1 V"],
+    target_logits: Float[Tensor, "B K1 V"],
     keys: Int[Tensor, "B K1"],
     accepted: Int[Tensor, " B"],
     *,
     shares: Float[Tensor, " B"],
     temperature: float | None,
 ) -> Verdict:
-    """Writes a draw after the accepted tokens: from p if all are, else from max(0, share p - q)."""
-    assert draft.logs is not None
+    """Returns the verdict, with a draw after the accepted tokens.
+
+    The draw is from p if all tokens are accepted, otherwise from max(0, share p - q), normalised.
+    """
+    assert draft.logits is not None
     rows = torch.arange(len(accepted), device=accepted.device)
-    p = _law(logs[rows, accepted], temperature)
-    q = _law(draft.logs[rows, accepted.clamp(max=draft.logs.shape[1] - 1)], draft.temperature)
+    p = _probabilities(target_logits[rows, accepted], temperature)
+    q = _probabilities(
+        draft.logits[rows, accepted.clamp(max=draft.logits.shape[1] - 1)], draft.temperature
+    )
     residual = torch.where((accepted < draft.counts)[:, None], shares[:, None] * p - q, p)
     residual = residual.clamp_(min=0.0)
     # If p and q differ by rounding alone, a token may be rejected although p - q leaves nothing.
@@ -250,17 +262,17 @@ def _spans(num_positions: int) -> Iterator[slice]:
 
 
 def _log_probability(
-    logs: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K"], temperature: float | None
+    logits: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K"], temperature: float | None
 ) -> Float[Tensor, "B K"]:
     if temperature is None:
-        return gather(logs, tokens)
-    return log_probability(logs, tokens, temperature)
+        return gather(logits, tokens)
+    return log_probability(logits, tokens, temperature)
 
 
-def _law(logs: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor, "B V"]:
+def _probabilities(logits: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor, "B V"]:
     if temperature is None:
-        return logs.exp()
-    return (logs.to(widest(logs.device)) / temperature).softmax(-1)
+        return logits.exp()
+    return (logits.to(widest(logits.device)) / temperature).softmax(-1)
 
 
 def _is_drafted(draft: Draft) -> Bool[Tensor, "B K"]:

@@ -15,7 +15,7 @@ from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import view_of
-from dllm_decode.verify.acceptance import accept_within, log_probs
+from dllm_decode.verify.acceptance import accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft
 from samplers.base import Decision, Sampler
 from samplers.checks import count_from
@@ -29,32 +29,33 @@ from samplers.view import View
 class AnySubsetVerify(Verifier):
     """Decodes as an any-subset model would one token after another, in no more forwards.
 
-    The prompt and all given tokens are read both ways. The open positions of the answer are written
-    in ascending order, each from the given tokens and the open positions before it. A round has two
-    forwards of the same model. The first drafts the next `draft_tokens` open positions, each
+    The prompt and all given tokens are read both ways. The other tokens of the answer are written
+    in ascending order, each from the given tokens and the tokens written before it. A round has two
+    forwards of the same model. The first drafts the next `draft_tokens` unsettled positions, each
     without the others: x is drawn from q. The second has all drafts in place, and judges each by
-    the law p that it has after the drafts before it. From the left, x is accepted with probability
-    min(1, p / q); the first rejected token is replaced by a draw from max(0, p - q), normalised,
-    and ends the round. For the first draft p equals q, so that this draft is always accepted, and a
-    round of one draft needs no second forward. Hence a round has at most as many forwards as it
-    writes tokens, including tokens after an EOS.
+    the distribution p that it has after the drafts before it. From the left, x is accepted with
+    probability min(1, p / q); the first rejected token is replaced by a draw from max(0, p - q),
+    normalised, and ends the round. For the first draft p equals q, so that this draft is always
+    accepted, and a round of one draft needs no second forward. Hence a round has at most as many
+    forwards as it writes tokens, including tokens after an EOS.
 
         given     _ given  _  _  given       ranks  0 1 0 2 3 0
         draft       a      b  c              each sees rank 0 and what is settled
         judge       a      b  c              b sees a as well, c sees a and b
 
-    The answer follows exactly the law of one token a forward, which is `AnySubsetVerify(1)`; at
-    temperature 0 it is that answer. With 2 no forward is saved: an answer of n tokens up to its EOS
-    takes n forwards if n is even, else n + 1. Blocks do not matter, and the sampler is not asked.
+    The answer follows exactly the distribution of one token a forward, which is
+    `AnySubsetVerify(1)`; at temperature 0 it is that answer. With 2 no forward is saved: an answer
+    of n tokens up to its EOS takes n forwards if n is even, else n + 1. Blocks do not matter, and
+    the sampler is not asked.
 
     Source: Guo and Ermon 2025, "Reviving Any-Subset Autoregressive Models with Principled Parallel
     Sampling and Speculative Decoding", https://arxiv.org/abs/2504.20456; the rule is that of the
     authors' code at 83a444d.
     Differs: [MASK] and banned tokens are excluded before the softmax, by the authors afterwards
-    without normalising, which changes the law. Temperature 0, and a single draft without a second
-    forward, which the authors' code does not have. Batches, whose rows keep their own pace. Left
-    out, see docs/literature.md: the drafter from bigrams of the text, orders other than ascending,
-    `r_atol`, `no_temp_oracle`.
+    without normalising, which changes the distribution. Temperature 0, and a single draft without a
+    second forward, which the authors' code does not have. Batches, whose rows keep their own pace.
+    Left out, see docs/literature.md: the drafter from bigrams of the text, orders other than
+    ascending, `r_atol`, `no_temp_oracle`.
 
     Attributes:
         draft_tokens: Positions drafted in a round, at least 1.
@@ -82,14 +83,12 @@ class AnySubsetVerify(Verifier):
         pass_ = Pass(window, offsets, edit=_left_to_right_edit(state.canvas.given))
         state, q = forward(decoder, state, pass_)
         view = view_of(decoder, state, window, q, offsets=offsets)
-        draft = Draft(
-            view.proposal.gather(1, offsets), to_draft.counts, _log_probs_or_certain(view, q)
-        )
+        draft = Draft(view.proposal.gather(1, offsets), to_draft.counts, _exact_log_probs(view, q))
         state, p = _judge(decoder, state, to_draft, view, q)
         view = view_of(decoder, state, window, p, offsets=offsets)
         positions = view.positions.gather(1, offsets)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
-        verdict = accept_within(draft, _log_probs_or_certain(view, p), keys)
+        verdict = accept_by_ratio_without_bonus(draft, _exact_log_probs(view, p), keys)
         state = state.with_drafts(drafted=to_draft.counts, accepted=verdict.accepted)
         order = (to_draft.drafted.cumsum(-1) - 1).clamp(min=0)
         decision = Decision(
@@ -118,7 +117,7 @@ class _ToDraft(NamedTuple):
 
 
 def _to_draft(state: State, num_tokens: int) -> _ToDraft:
-    """Returns each row's next open positions; waits for the device once."""
+    """Returns each row's next unsettled positions; waits for the device once."""
     canvas, starts = state.canvas, [row.first_unsettled for row in state.rows]
     drafted = canvas.unsettled & (canvas.unsettled.cumsum(-1) <= num_tokens)
     columns = torch.arange(1, canvas.width + 1, device=state.device)
@@ -152,17 +151,17 @@ def _judge(
     return state, p
 
 
-def _log_probs_or_certain(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+def _exact_log_probs(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
     """Returns log-probabilities at the rows' temperature; greedy rows are certain of a token."""
     is_greedy = torch.as_tensor(view.temperature, device=logits.device) == 0.0
     is_greedy = is_greedy.view(-1, 1).expand(logits.shape[:2])
-    return certain_where(log_probs(view, logits), is_greedy, most_likely(logits))
+    return certain_where(tempered_log_probs(view, logits), is_greedy, most_likely(logits))
 
 
 def _left_to_right_edit(given: Bool[Tensor, "N L"]) -> Edit:
-    """Returns an edit: open columns see given columns and the open columns before them.
+    """Returns an edit: given columns see only given columns; others also all columns before them.
 
-    Given columns see only given columns, even after other columns are settled.
+    A given column does so even after other columns are settled.
     """
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:

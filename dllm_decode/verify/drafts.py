@@ -1,4 +1,4 @@
-"""Drafts: where they begin, and their tokens."""
+"""Drafts: where they start, and their tokens."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.row_options import temperature_of
 from dllm_decode.engine.state import State
 from dllm_decode.models.targets.causal import Past
@@ -15,32 +14,33 @@ from samplers.logits import noise
 from samplers.logits.statistics import draw, most_likely
 
 
-class Beginning(NamedTuple):
-    """Where each row's draft begins, and how its tokens are drawn.
+class DraftStart(NamedTuple):
+    """Where each row's draft starts, and how its tokens are drawn.
+
+    Without a `Drafting`, as in `Guided`, `memory` and `past` are `None`.
 
     Attributes:
         canvas: The rows.
-        first: Column of the first unsettled position.
+        first_unsettled: Column of the first unsettled position.
         noise_keys: Noise keys of the rows.
         temperature: One temperature for all rows, or one for each row; 0 is greedy.
-        past: For a drafting without forwards of the mask predictor, what the target has read.
         memory: As the drafting returned it after the last round.
+        past: Keys and values of the tokens that the target has read.
     """
 
     canvas: Canvas
-    first: Int[Tensor, " B"]
+    first_unsettled: Int[Tensor, " B"]
     noise_keys: Int[Tensor, " B"]
     temperature: Float[Tensor, " B"] | float
     memory: Int[Tensor, "B ..."] | None = None
     past: Past | None = None
 
     @staticmethod
-    def of(decoder: Decoder, state: State) -> "Beginning":
-        """Returns where the drafts of all rows begin."""
-        canvas = state.canvas
-        first = canvas.unsettled.long().argmax(-1)
-        temperature = temperature_of(state.rows, first.device)
-        return Beginning(canvas, first, state.noise_keys, temperature)
+    def of(state: State) -> "DraftStart":
+        """Returns where the drafts of all rows start."""
+        first_unsettled = state.canvas.unsettled.long().argmax(-1)
+        temperature = temperature_of(state.rows, first_unsettled.device)
+        return DraftStart(state.canvas, first_unsettled, state.noise_keys, temperature)
 
     @property
     def is_greedy(self) -> bool:
@@ -54,11 +54,11 @@ class Beginning(NamedTuple):
             num_positions: Number of positions.
             depth: Positions after the first unsettled one.
         """
-        places = torch.arange(depth, depth + num_positions, device=self.first.device)
-        positions = (self.first - self.canvas.prompt_lengths)[:, None] + places
-        return noise.position_keys(self.noise_keys, torch.zeros_like(self.first), positions)
+        places = torch.arange(depth, depth + num_positions, device=self.first_unsettled.device)
+        positions = (self.first_unsettled - self.canvas.prompt_lengths)[:, None] + places
+        return noise.position_keys(self.noise_keys, torch.zeros_like(self.noise_keys), positions)
 
-    def written(self, logits: Float[Tensor, "B N V"], depth: int = 0) -> Int[Tensor, "B N"]:
+    def proposals(self, logits: Float[Tensor, "B N V"], depth: int = 0) -> Int[Tensor, "B N"]:
         """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
 
         Args:
@@ -74,8 +74,8 @@ class Beginning(NamedTuple):
 
     def context(self, num_tokens: int) -> Int[Tensor, "B C"]:
         """Returns the last tokens before each row's first unsettled position."""
-        back = torch.arange(num_tokens, 0, -1, device=self.first.device)
-        return self.canvas.tokens.gather(1, (self.first[:, None] - back).clamp(min=0))
+        back = torch.arange(num_tokens, 0, -1, device=self.first_unsettled.device)
+        return self.canvas.tokens.gather(1, (self.first_unsettled[:, None] - back).clamp(min=0))
 
 
 class Draft(NamedTuple):
@@ -85,34 +85,34 @@ class Draft(NamedTuple):
         tokens: A path has the tokens of consecutive positions from the first unsettled one on; a
             tree has tokens in any order in which parents come before their children.
         counts: Tokens of each row's draft; the tokens after them are arbitrary.
-        logs: Log-probabilities of the law that each token was drawn from, which may depend on the
-            tokens to its left, never on those to its right. `None` if the tokens were chosen,
-            not drawn.
-        temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
-            is computed only where it is needed.
+        logits: Logits of the distribution that each token was drawn from. The distribution may
+            depend on the tokens to the left of the token, never on those to its right. `None` if
+            the tokens were chosen, not drawn.
+        temperature: The distribution is softmax(logits / temperature), which is computed only where
+            it is needed. `None`: `logits` are log-probabilities already.
         parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
             follows the committed text. `None`: a path, each token follows the one before it.
-            Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
+            Tokens with the same parent are different. A tree is not drawn: `logits` is `None`.
         judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
         num_forwards: Forwards that the drafting itself ran for each row; `None`: none.
-        width: Columns of each row in such a forward.
+        forward_width: Columns of each row in such a forward.
     """
 
     tokens: Int[Tensor, "B K"]
     counts: Int[Tensor, " B"]
-    logs: Float[Tensor, "B K V"] | None = None
+    logits: Float[Tensor, "B K V"] | None = None
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
     judged_as_block: bool = False
     num_forwards: Int[Tensor, " B"] | None = None
-    width: int = 0
+    forward_width: int = 0
 
     def shortened(self, num_tokens: int) -> "Draft":
         """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""
         parents = None if self.parents is None else self.parents[:, :num_tokens]
         return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
 
-    def only(self, kept: Bool[Tensor, "B K"]) -> "Draft":
+    def subtree(self, kept: Bool[Tensor, "B K"]) -> "Draft":
         """Returns a tree of some nodes, in the same order; the parent of a kept node is kept."""
         assert self.parents is not None
         order = (~kept).long().argsort(dim=-1, stable=True)

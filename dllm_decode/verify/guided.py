@@ -11,9 +11,9 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.verify.drafts import Beginning, Draft
-from dllm_decode.verify.target_round import (
-    TargetRound,
+from dllm_decode.verify.drafts import Draft, DraftStart
+from dllm_decode.verify.target_verifier import (
+    TargetForward,
     TargetVerifier,
     ask_drafter,
     ask_target,
@@ -28,7 +28,7 @@ class Guided(TargetVerifier):
     """Commits as many of the mask predictor's proposals as a causal model finds plausible.
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
-    positions, and the target reads them in one forward. The longest beginning whose every token
+    positions, and the target reads them in one forward. The longest prefix whose every token
     passes is committed, and at least the first token. A token passes if it is among the target's
     `top_k` likeliest, and its probability is at least `ratio` times the likeliest one's and above
     `threshold`. By default it must be the likeliest.
@@ -72,7 +72,7 @@ class Guided(TargetVerifier):
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past = state.verifier_state or self.target.start(len(state.rows))
-        beginning = Beginning.of(decoder, state)
+        start = DraftStart.of(state)
         counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
         state, window, logits = ask_drafter(decoder, state, self.target, width)
@@ -82,17 +82,18 @@ class Guided(TargetVerifier):
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
         # The target judges the last proposal without reading it.
         to_read = draft._replace(counts=counts - 1)
-        state, judged = ask_target(decoder, state, self.target, beginning, to_read, past)
-        passed = self._passes(draft, judged) & proposed
-        no_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
-        accepted = torch.minimum(num_leading(passed), no_eos)
+        state, target_forward = ask_target(decoder, state, self.target, start, to_read, past)
+        passed = self._passes(draft, target_forward) & proposed
+        num_up_to_eos = num_leading(~state.canvas.is_eos(draft.tokens)) + 1
+        accepted = torch.minimum(num_leading(passed), num_up_to_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
         seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))
-        return state._replace(verifier_state=judged.past(num_kept)), seen
+        return state._replace(verifier_state=target_forward.past(num_kept)), seen
 
-    def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
-        logits, best = judged.logits, most_likely(judged.logits)
+    def _passes(self, draft: Draft, target_forward: TargetForward) -> Bool[Tensor, "B K"]:
+        """Returns which tokens of the draft the target finds plausible."""
+        logits, best = target_forward.logits, most_likely(target_forward.logits)
         drafted, largest = gather(logits, draft.tokens), gather(logits, best)
         passes = (drafted - largest).exp() >= self.ratio
         if self.top_k == 1:

@@ -41,20 +41,20 @@ def test_the_recordings_have_what_they_are_for() -> None:
 
 
 class Replayed:
-    """Draws by the recorded numbers, and compares the laws of each round with the recorded ones."""
+    """Draws by the recorded numbers, and compares each round's distributions with the recording."""
 
     def __init__(self, rounds: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds, self.judged = iter(rounds), 0
         self.now = next(self.rounds)
-        self.own_accept = any_subset.accept_within
+        self.own_accept = any_subset.accept_by_ratio_without_bonus
         monkeypatch.setattr(statistics, "draw", self.draft)
         monkeypatch.setattr(acceptance, "draw", self.replacement)
         monkeypatch.setattr(acceptance, "uniform", self.limits)
-        monkeypatch.setattr(any_subset, "accept_within", self.accept)
+        monkeypatch.setattr(any_subset, "accept_by_ratio_without_bonus", self.accept)
 
     def draft(self, logits: Tensor, temperature: float, keys: Tensor) -> Tensor:
-        laws = (logits / temperature).softmax(-1)[0]
-        drawn = [choose(*pair) for pair in zip(laws, self.now["u_draft"], strict=True)]
+        distributions = (logits / temperature).softmax(-1)[0]
+        drawn = [choose(*pair) for pair in zip(distributions, self.now["u_draft"], strict=True)]
         return torch.tensor([drawn])
 
     def limits(self, keys: Tensor) -> Tensor:
@@ -65,23 +65,23 @@ class Replayed:
         uniform = self.now["u_residual"]
         return torch.tensor([[choose(logits[0, 0].exp(), 0.5 if uniform is None else uniform)]])
 
-    def accept(self, draft: Any, law: Tensor, keys: Tensor) -> Any:
+    def accept(self, draft: Any, log_probs: Tensor, keys: Tensor) -> Any:
         now = self.now
         assert draft.tokens[0].tolist() == now["draft"]
-        for ours, theirs in ((draft.logs[0], now["q"]), (law[0], now["p"])):
+        for ours, theirs in ((draft.logits[0], now["q"]), (log_probs[0], now["p"])):
             if theirs is not None:
                 recorded = torch.tensor(theirs, dtype=torch.float64)
                 torch.testing.assert_close(ours.exp(), recorded, rtol=0.0, atol=1e-13)
-        verdict = self.own_accept(draft, law, keys)
+        verdict = self.own_accept(draft, log_probs, keys)
         assert int(verdict.accepted) == now["accepted"]
         self.judged += now["p"] is not None
         self.now = next(self.rounds, {})
         return verdict
 
 
-def choose(law: Tensor, uniform: float) -> int:
-    """Returns the first token up to which a law has more than this probability."""
-    return int((law.cumsum(-1) / law.sum() <= uniform).sum())
+def choose(weights: Tensor, uniform: float) -> int:
+    """Returns the first token up to which the weights have more than this share of their sum."""
+    return int((weights.cumsum(-1) / weights.sum() <= uniform).sum())
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -85,13 +85,13 @@ class Enumerated:
         self.drafts: list[tuple[int, ...]] = []
         self.seen: tuple[Any, Tensor]
         self.known: dict[Canvas, tuple[Law, float]] = {}
-        original = any_subset.accept_within
+        original = any_subset.accept_by_ratio_without_bonus
 
-        def accept(draft: Any, law: Tensor, keys: Tensor) -> Any:
-            self.seen = draft, law
-            return original(draft, law, keys)
+        def accept(draft: Any, log_probs: Tensor, keys: Tensor) -> Any:
+            self.seen = draft, log_probs
+            return original(draft, log_probs, keys)
 
-        monkeypatch.setattr(any_subset, "accept_within", accept)
+        monkeypatch.setattr(any_subset, "accept_by_ratio_without_bonus", accept)
         monkeypatch.setattr(statistics, "draw", lambda *_: torch.tensor(self.drafts))
 
     def rounds_from(self, canvas: Canvas) -> tuple[Law, int]:
@@ -102,7 +102,7 @@ class Enumerated:
         self.drafts = list(itertools.product(range(MASK), repeat=len(window)))
         state = self.state_of(canvas, len(self.drafts))
         state, _ = verifier.look(self.decoder, state)
-        draft, law = self.seen
+        draft, log_probs = self.seen
         assert draft.tokens.tolist() == [list(tokens) for tokens in self.drafts]
         outcomes: Law = {}
 
@@ -112,7 +112,7 @@ class Enumerated:
                 after[column] = token
             outcomes[tuple(after)] = outcomes.get(tuple(after), 0.0) + weight
 
-        for tokens, q, p in zip(self.drafts, draft.logs.exp(), law.exp(), strict=True):
+        for tokens, q, p in zip(self.drafts, draft.logits.exp(), log_probs.exp(), strict=True):
             # Probability of the whole draft; the loop multiplies it by those of the verdicts.
             reach = math.prod(float(q[n, token]) for n, token in enumerate(tokens))
             for place, token in enumerate(tokens):

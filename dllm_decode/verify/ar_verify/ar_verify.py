@@ -22,8 +22,8 @@ from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, DraftLengths
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
-from dllm_decode.verify.drafts import Beginning, Draft
-from dllm_decode.verify.target_round import (
+from dllm_decode.verify.drafts import Draft, DraftStart
+from dllm_decode.verify.target_verifier import (
     TargetVerifier,
     ask_drafter,
     ask_target,
@@ -41,7 +41,7 @@ class TargetState(NamedTuple):
     Attributes:
         past: The target's keys and values.
         lengths: Lengths of the next drafts.
-        memory: As in `Beginning`.
+        memory: As in `DraftStart`.
     """
 
     past: Past
@@ -64,8 +64,8 @@ class ARVerify(TargetVerifier):
     temperature 0 even the same sample, except that reading many tokens at once may round
     differently (in bfloat16 23 of 24 texts were the target's, in float32 24 of 24). A drawn draft
     (`Sampled`) is accepted by the ratio of both models' probabilities: the answer follows the
-    target's law too, but which answer a seed gives depends on the drafts. These may depend on the
-    other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
+    target's distribution too, but which answer a seed gives depends on the drafts. These may depend
+    on the other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
     decides how many columns the mask predictor sees.
 
     There is no drawn tree, because no rule accepts more often than a tree of chosen tokens, see
@@ -116,78 +116,84 @@ class ARVerify(TargetVerifier):
         return self.drafting.num_forwards > 1
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
-        past, lengths, memory = self._held(state, beginning)
-        beginning = beginning._replace(memory=memory, past=past)
-        wanted = torch.minimum(lengths.length, left)
-        state, seen, logits = self._logits(decoder, state, wanted)
-        draft = self.drafting.draft(beginning, logits, wanted)
-        state = _with_forwards(state, draft)
-        state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
-        verdict = accept(beginning, draft, judged.logits)
+        start, num_left = DraftStart.of(state), state.canvas.unsettled.sum(-1)
+        past, lengths, memory = self._target_state(state, start)
+        start = start._replace(memory=memory, past=past)
+        max_lengths = torch.minimum(lengths.length, num_left)
+        state, seen, logits = self._drafter_look(decoder, state, max_lengths)
+        draft = self.drafting.draft(start, logits, max_lengths)
+        state = _count_forwards(state, draft)
+        state, target_forward = ask_target(decoder, state, self.target, start, draft, past)
+        verdict = accept(start, draft, target_forward.logits)
         tokens, accepted, places = verdict
-        # The target's token after the last accepted one: a correction, or one more.
-        num_written = torch.minimum(accepted + 1, left)
+        # One token of the target follows the accepted ones: a correction, or the bonus token.
+        num_written = torch.minimum(accepted + 1, num_left)
         num_written = torch.minimum(num_written, num_leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        likeliest = draft.counts
+        memory = self.drafting.memory_after(start, draft, target_forward.logits, verdict)
+        num_before_eos = draft.counts
         if self.drafting.num_forwards:
-            likeliest = num_leading(~state.canvas.is_eos(most_likely(logits)))
-        memory = self.drafting.memory_after(beginning, draft, judged.logits, verdict)
-        after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
-        past = judged.past(num_written, places)
+            num_before_eos = num_leading(~state.canvas.is_eos(most_likely(logits)))
+        num_before_eos = torch.minimum(num_before_eos, max_lengths)
+        after = self.draft_length.after(lengths, num_before_eos, accepted)
+        past = target_forward.past(num_written, places)
         state = state._replace(verifier_state=TargetState(past, after, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
-            seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
+            seen = seen._replace(view=_with_target_logits(seen.view, target_forward.logits, places))
         decision = decision_of(seen.window, tokens, num_written)
         return state, seen._replace(decision=decision)
 
-    def _held(self, state: State, beginning: Beginning) -> TargetState:
-        """Returns the verifier's state; all but the past begins anew in new rows."""
+    def _target_state(self, state: State, start: DraftStart) -> TargetState:
+        """Returns the target's state; all but the past begins anew in new rows."""
         held: TargetState | None = state.verifier_state
         is_new = [row.target_nfe == 0 for row in state.rows]
         if held is not None and not any(is_new):
             return held
         lengths = self.draft_length.first(state.noise_keys)
-        memory = self.drafting.first_memory(beginning, self.target.num_shared_ids)
+        memory = self.drafting.first_memory(start, self.target.num_shared_ids)
         if held is None:
             return TargetState(self.target.start(len(state.rows)), lengths, memory)
         joined = send(is_new, state.device)
         lengths = merge_state(held.lengths, lengths, joined)
         return held._replace(lengths=lengths, memory=merge_state(held.memory, memory, joined))
 
-    def _logits(
-        self, decoder: Decoder, state: State, wanted: Int[Tensor, " B"]
+    def _drafter_look(
+        self, decoder: Decoder, state: State, max_lengths: Int[Tensor, " B"]
     ) -> tuple[State, Look, Float[Tensor, "B K V"]]:
-        """Returns the first look, and logits of as many positions as the longest draft has."""
-        longest = int(wanted.max())
+        """Returns the mask predictor's first look, and the logits of its last look to draft from.
+
+        The logits are those of as many positions as the longest draft has.
+        """
+        longest = int(max_lengths.max())
         # One position more than drafted, for the target's own token, which observers see too.
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, COLUMN_STRIDE)
         if not self.drafting.num_forwards:
             window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
-            size = (len(wanted), width, decoder.model.vocab_size)
-            nothing = torch.zeros(size, device=wanted.device)
-            look = Look(view_of(decoder, state, window, nothing), window)
-            return state, look, nothing[:, :longest, :0]
+            size = (len(max_lengths), width, decoder.model.vocab_size)
+            nothing = torch.zeros(size, device=max_lengths.device)
+            seen = Look(view_of(decoder, state, window, nothing), window)
+            return state, seen, nothing[:, :longest, :0]
         state, window, logits = ask_drafter(decoder, state, self.target, width)
         seen = Look(view_of(decoder, state, window, logits), window)
         if self.drafting.num_forwards > 1:
-            state, logits = self._look_again(decoder, state, seen, wanted)
+            state, logits = self._look_again(decoder, state, seen, max_lengths)
         return state, seen, logits[:, :longest, : self.target.num_shared_ids]
 
     def _look_again(
-        self, decoder: Decoder, state: State, seen: Look, wanted: Int[Tensor, " B"]
+        self, decoder: Decoder, state: State, seen: Look, max_lengths: Int[Tensor, " B"]
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
         window, logits = seen.window, seen.view.summary.logits.clone()
-        whole, lengths = state.canvas, wanted.tolist()
-        canvas = _drafted_only(whole, window, wanted)
+        whole, lengths = state.canvas, max_lengths.tolist()
+        canvas = _draft_canvas(whole, window, max_lengths)
         state = state._replace(canvas=canvas)
-        memory: Any = None
+        sampler_state: Any = None
         for _ in range(1, self.drafting.num_forwards):
             drafted = state._replace(canvas=canvas)
-            canvas, memory = _after_sampler(decoder, drafted, window, logits, memory)
+            canvas, sampler_state = _canvas_after_sampler(
+                decoder, drafted, window, logits, sampler_state
+            )
             rows = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not rows:
                 break
@@ -198,8 +204,8 @@ class ARVerify(TargetVerifier):
             )
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.
-                is_open = window.part(canvas.unsettled)[rows, :, None]
-                new_logits = torch.where(is_open, new_logits, logits[rows])
+                is_unsettled = window.part(canvas.unsettled)[rows, :, None]
+                new_logits = torch.where(is_unsettled, new_logits, logits[rows])
             logits[rows] = new_logits
         if not self.drafting.keeps_alternatives:
             tokens = window.part(canvas.tokens)
@@ -207,16 +213,20 @@ class ARVerify(TargetVerifier):
         return state._replace(canvas=whole), logits
 
 
-def _drafted_only(canvas: Canvas, window: Window, wanted: Int[Tensor, " B"]) -> Canvas:
-    """Returns a canvas in which only the first `wanted` columns of the window are open."""
-    offsets = torch.arange(window.width, device=wanted.device)
+def _draft_canvas(canvas: Canvas, window: Window, max_lengths: Int[Tensor, " B"]) -> Canvas:
+    """Returns a canvas in which no column is unsettled but the window's first `max_lengths`."""
+    offsets = torch.arange(window.width, device=max_lengths.device)
     nowhere = torch.zeros_like(canvas.unsettled)
-    drafted = window.put(nowhere, offsets < wanted[:, None], True)
+    drafted = window.put(nowhere, offsets < max_lengths[:, None], True)
     return replace(canvas, unsettled=canvas.unsettled & drafted)
 
 
-def _after_sampler(
-    decoder: Decoder, state: State, window: Window, logits: Float[Tensor, "B W V"], memory: Any
+def _canvas_after_sampler(
+    decoder: Decoder,
+    state: State,
+    window: Window,
+    logits: Float[Tensor, "B W V"],
+    sampler_state: Any,
 ) -> tuple[Canvas, Any]:
     """Returns the canvas after a step of the sampler at temperature 0, and the sampler's state.
 
@@ -225,23 +235,23 @@ def _after_sampler(
         state: The rows, with their drafts as the canvas.
         window: The columns of the logits.
         logits: Logits of the window.
-        memory: The sampler's state; `None`: the sampler begins.
+        sampler_state: State of the sampler; `None`: the sampler begins.
     """
     view = replace(view_of(decoder, state, window, logits), temperature=0.0)
-    if memory is None:
-        memory = first_state(decoder.sampler, view)
-    decision, memory = next_step(decoder.sampler, view, memory)
-    return with_decision(decoder, state, window, view, decision).canvas, memory
+    if sampler_state is None:
+        sampler_state = first_state(decoder.sampler, view)
+    decision, sampler_state = next_step(decoder.sampler, view, sampler_state)
+    return with_decision(decoder, state, window, view, decision).canvas, sampler_state
 
 
-def _with_forwards(state: State, draft: Draft) -> State:
+def _count_forwards(state: State, draft: Draft) -> State:
     """Counts the forwards that the drafting itself ran."""
     if draft.num_forwards is None:
         return state
     numbers = draft.num_forwards.tolist()
     rows = tuple(
         row._replace(
-            nfe=row.nfe + number, query_positions=row.query_positions + number * draft.width
+            nfe=row.nfe + number, query_positions=row.query_positions + number * draft.forward_width
         )
         for row, number in zip(state.rows, numbers, strict=True)
     )
@@ -249,7 +259,7 @@ def _with_forwards(state: State, draft: Draft) -> State:
     return state._replace(rows=rows, cost=cost)
 
 
-def _with_target(
+def _with_target_logits(
     view: View, logits: Float[Tensor, "B K V"], places: Int[Tensor, "B D"] | None
 ) -> View:
     """Returns a view with the target's logits after the committed text and each accepted token.

@@ -66,11 +66,11 @@ class DraftLength(CheckedFields):
         if not 0.0 < require_number("momentum", self.momentum) <= 1.0:
             raise ValueError(f"momentum must be a weight in (0, 1], got {self.momentum}.")
 
-    def first(self, rows: Int[Tensor, " B"]) -> DraftLengths:
-        """Returns the lengths before the first round."""
-        length = torch.full_like(rows, self.longest)
+    def first(self, like: Int[Tensor, " B"]) -> DraftLengths:
+        """Returns the lengths before the first round, with the shape and device of `like`."""
+        length = torch.full_like(like, self.longest)
         start = length if self.start == "longest" else torch.zeros_like(length)
-        mean = start.to(widest(rows.device))
+        mean = start.to(widest(like.device))
         return DraftLengths(length, mean, mean)
 
     def after(
@@ -87,5 +87,5 @@ class DraftLength(CheckedFields):
             (1.0 - self.momentum) * mean + self.momentum * latest
             for mean, latest in ((lengths.drafted, drafted), (lengths.accepted, accepted))
         ]
-        wanted = means[0] + self.growth * (means[1] >= means[0])
-        return DraftLengths(wanted.floor().long().clamp(self.shortest, self.longest), *means)
+        length = means[0] + self.growth * (means[1] >= means[0])
+        return DraftLengths(length.floor().long().clamp(self.shortest, self.longest), *means)

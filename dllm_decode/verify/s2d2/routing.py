@@ -30,7 +30,7 @@ _MARGIN = 0.05
 class Router(CheckedFields, ABC, Generic[SamplerState]):
     """Decides from the logits of the draft which rows verify the draft.
 
-    Its memory is a `SamplerState` of a row's whole answer: None, or tensors, batch axis first.
+    The state of a router lasts for a row's whole answer: None, or tensors, batch axis first.
     """
 
     def init(self, view: View) -> SamplerState:

@@ -19,7 +19,7 @@ from dllm_decode.engine.look import look
 from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.verify.acceptance import Verdict, accept_within, log_probs
+from dllm_decode.verify.acceptance import Verdict, accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
@@ -38,7 +38,7 @@ class _ToVerify(NamedTuple):
         tokens: Canvases with the proposals of all rows.
         rows: The rows that verify.
         longest: The most positions to verify of a row.
-        until: A column of each row; columns before this one see only columns up to themselves.
+        causal_until: A column of each row; columns before it see only columns up to themselves.
             Empty: as the model attends.
     """
 
@@ -46,17 +46,17 @@ class _ToVerify(NamedTuple):
     tokens: Int[Tensor, "B L"]
     rows: Sequence[int]
     longest: int
-    until: Sequence[int]
+    causal_until: Sequence[int]
 
 
-class Verified(NamedTuple):
+class _Verified(NamedTuple):
     """Verified tokens within the sampler's window, of some rows or of all.
 
     Attributes:
         commit: Positions that get a token.
         tokens: The tokens there; arbitrary elsewhere.
         accepted: Drafted tokens that were accepted.
-        logits: Logits of the window, with those of the law p at verified tokens; `None` unless
+        logits: Logits of the window, with those of p at verified tokens; `None` unless
             commits are recorded.
     """
 
@@ -72,16 +72,16 @@ class S2D2(Verifier):
 
     A round drafts with the sampler's own forward: each mask of the block has a proposal, drawn from
     q. If the router says so, a second forward verifies the proposals of the first run of masks. It
-    computes, for each of these positions, the law p that the model has if it sees the block only up
-    to there. From the left, a proposal is accepted with probability min(1, p / q); the first one
-    rejected is replaced by a draw from max(0, p - q), normalised, and ends the round. Rows that do
-    not verify take the sampler's step. In rows that do, only the edits and re-masks of the
-    sampler's step are taken; the sampler's state goes on.
+    computes, for each of these positions, the distribution p that the model has if it sees the
+    block only up to there. From the left, a proposal is accepted with probability min(1, p / q);
+    the first one rejected is replaced by a draw from max(0, p - q), normalised, and ends the round.
+    Rows that do not verify take the sampler's step. In rows that do, only the edits and re-masks of
+    the sampler's step are taken; the sampler's state goes on.
 
     Not lossless with respect to the sampler alone. At a temperature above 0, a verified run of
-    masks follows the law of the left-to-right mode of the same weights, given the tokens before the
-    run. At temperature 0, q and p are those of temperature 1 while proposals are the likeliest
-    tokens, so that the law is neither mode's, and answers are random.
+    masks follows the distribution of the left-to-right mode of the same weights, given the tokens
+    before the run. At temperature 0, q and p are those of temperature 1 while proposals are the
+    likeliest tokens, so that the distribution is neither mode's, and answers are random.
 
         draft     a  b  c  d     sees the draft up to itself
         masks     _  _  _  _     mask i sees the draft before i and itself: p at i
@@ -131,16 +131,16 @@ class S2D2(Verifier):
         return num_masks + sampler.max_steps(num_masks)
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        until: list[int] = []
+        causal_until: list[int] = []
         if self.attend_to_text == "causal":
-            until = [row.first_unsettled for row in state.rows]
-        state, seen = look(decoder, state, edit=_causal(until))
+            causal_until = [row.first_unsettled for row in state.rows]
+        state, seen = look(decoder, state, edit=_causal_edit(causal_until))
         span = _first_run(seen.view.eligible & seen.view.masked)
-        memory = (
-            self.router.init(seen.view) if state.verifier_state is None else state.verifier_state
-        )
-        chosen, memory = self.router.verifies(seen.view, span, memory)
-        state = state._replace(verifier_state=memory)
+        router_state = state.verifier_state
+        if router_state is None:
+            router_state = self.router.init(seen.view)
+        chosen, router_state = self.router.verifies(seen.view, span, router_state)
+        state = state._replace(verifier_state=router_state)
         # A full block has nothing to verify.
         chosen = chosen & span.any(-1)
         counts = span.sum(-1) * chosen
@@ -151,11 +151,11 @@ class S2D2(Verifier):
             return state, seen
         state, seen, decision = decide(decoder, state, seen)
         state = note_sampler_breaches(decoder, state, seen, decision)
-        filled_in = _filled_in(state, seen, decision)
-        to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
+        canvases = _canvases_with_proposals(state, seen, decision)
+        to_verify = _ToVerify(span, canvases, rows, max(lengths), causal_until)
         state, verified = _verify(decoder, state, seen, to_verify)
         state = state.with_drafts(drafted=counts, accepted=verified.accepted)
-        decision = _merged(seen.view, decision, verified, chosen)
+        decision = _with_verified(seen.view, decision, verified, chosen)
         if verified.logits is not None:
             seen = seen._replace(view=seen.view.with_logits(verified.logits))
         return state, seen._replace(decision=decision)
@@ -167,7 +167,7 @@ def _first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
     return masks & ((has_begun & ~masks).cumsum(-1) == 0)
 
 
-def _filled_in(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]:
+def _canvases_with_proposals(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]:
     """Returns canvases in which masks hold their proposals, and edited tokens are replaced."""
     view, tokens = seen.view, state.canvas.tokens
     if decision.tokens is not None:
@@ -178,24 +178,24 @@ def _filled_in(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L
 
 def _verify(
     decoder: Decoder, state: State, seen: Look, to_verify: _ToVerify
-) -> tuple[State, Verified]:
+) -> tuple[State, _Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
     index = send(to_verify.rows, state.device)
     view, run = seen.view.take(index), to_verify.span[index]
     first, width = run.long().argmax(-1, keepdim=True), run.shape[1]
     ahead = torch.arange(to_verify.longest, device=state.device)
     offsets = (first + ahead).clamp(max=width - 1)
-    state, logits = _left_to_right(decoder, state, seen.window, to_verify, offsets)
+    state, logits = _left_to_right_logits(decoder, state, seen.window, to_verify, offsets)
     verdict = _verdict(view, offsets, run.sum(-1), logits, state.noise_keys[index])
     # How many places after the first one of its run each column is.
     order = torch.arange(width, device=state.device) - first
     commit = run & (order <= verdict.accepted[:, None])
     order = order.clamp(0, to_verify.longest - 1)
-    verified = Verified(commit, verdict.tokens.gather(1, order), verdict.accepted)
+    verified = _Verified(commit, verdict.tokens.gather(1, order), verdict.accepted)
     if decoder.return_logprobs:
         rows = torch.arange(len(order), device=state.device)[:, None]
-        laws = torch.where(commit[..., None], logits[rows, order], view.logits)
-        verified = verified._replace(logits=laws)
+        shown_logits = torch.where(commit[..., None], logits[rows, order], view.logits)
+        verified = verified._replace(logits=shown_logits)
     return state, _in_all_rows(verified, seen.view, index)
 
 
@@ -216,17 +216,17 @@ def _verdict(
         noise_keys: Noise keys of the rows.
     """
     rows = torch.arange(len(offsets), device=offsets.device)[:, None]
-    q, p = log_probs(view, view.logits[rows, offsets]), log_probs(view, logits)
+    q, p = tempered_log_probs(view, view.logits[rows, offsets]), tempered_log_probs(view, logits)
     draft = Draft(view.proposal.gather(1, offsets), counts, q)
     positions = view.positions.gather(1, offsets)
     keys = position_keys(noise_keys, torch.zeros_like(counts), positions)
-    return accept_within(draft, p, keys)
+    return accept_by_ratio_without_bonus(draft, p, keys)
 
 
-def _in_all_rows(verified: Verified, view: View, index: Int[Tensor, " N"]) -> Verified:
+def _in_all_rows(verified: _Verified, view: View, index: Int[Tensor, " N"]) -> _Verified:
     """Returns the verified tokens of some rows among all rows of the view."""
     nothing, logits = torch.zeros_like(view.tokens), verified.logits
-    return Verified(
+    return _Verified(
         torch.zeros_like(view.masked).index_copy(0, index, verified.commit),
         nothing.index_copy(0, index, verified.tokens),
         nothing[:, 0].index_copy(0, index, verified.accepted),
@@ -234,7 +234,7 @@ def _in_all_rows(verified: Verified, view: View, index: Int[Tensor, " N"]) -> Ve
     )
 
 
-def _left_to_right(
+def _left_to_right_logits(
     decoder: Decoder,
     state: State,
     window: Window,
@@ -260,15 +260,14 @@ def _left_to_right(
     columns: list[Columns] = []
     if decoder.sight.with_kv_cache:
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
-    until = to_verify.until and [to_verify.until[row] for row in branches.rows]
-    pass_ = Pass(
-        window, offsets.repeat(num_branches, 1), branches, columns=columns, edit=_causal(until)
-    )
+    causal_until = to_verify.causal_until
+    edit = _causal_edit(causal_until and [causal_until[row] for row in branches.rows])
+    pass_ = Pass(window, offsets.repeat(num_branches, 1), branches, columns=columns, edit=edit)
     state, logits = forward(decoder, state, pass_)
     return state, logits[-len(rows) :]
 
 
-def _causal(until: Sequence[int]) -> Edit:
+def _causal_edit(until: Sequence[int]) -> Edit:
     """Returns an edit: columns before `until` of their row see only columns up to themselves."""
     if not any(until):
         return keep_inputs
@@ -285,8 +284,8 @@ def _causal(until: Sequence[int]) -> Edit:
     return edit
 
 
-def _merged(
-    view: View, decision: Decision, verified: Verified, chosen: Bool[Tensor, " B"]
+def _with_verified(
+    view: View, decision: Decision, verified: _Verified, chosen: Bool[Tensor, " B"]
 ) -> Decision:
     """Returns the sampler's decision, with the verified tokens in rows that verify."""
     is_taken = ~view.masked | ~chosen[:, None]

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.verify.acceptance import Verdict
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import CheckedFields
 
 
@@ -29,43 +29,43 @@ class Drafting(CheckedFields, ABC):
 
     @abstractmethod
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         """Returns a draft of each row.
 
         Args:
-            beginning: Where the drafts begin.
+            start: Where the drafts start.
             logits: Logits of the positions from each row's first unsettled one on.
             lengths: Positions that a draft may reach, unless the draft ends with an EOS before; at
                 least 1, at most K.
         """
 
-    def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:
+    def first_memory(self, start: DraftStart, vocab_size: int) -> Int[Tensor, "B ..."]:
         """Returns the memory of rows before their first round, zeros by default.
 
         A memory is all that a draft may use of earlier rounds, besides the text.
 
         Args:
-            beginning: Where the first drafts begin.
+            start: Where the first drafts start.
             vocab_size: Ids of the target's tokens are below this.
         """
-        return torch.zeros_like(beginning.first)[:, None]
+        return torch.zeros_like(start.first_unsettled)[:, None]
 
     def memory_after(
         self,
-        beginning: Beginning,
+        start: DraftStart,
         draft: Draft,
-        logits: Float[Tensor, "B K1 V"],
+        target_logits: Float[Tensor, "B K1 V"],
         verdict: Verdict,
     ) -> Int[Tensor, "B ..."]:
         """Returns the memory after a round, by default the memory before the round.
 
         Args:
-            beginning: Where the drafts began, with the memory before the round.
+            start: Where the drafts started, with the memory before the round.
             draft: The drafts.
-            logits: Logits of the target after the committed text, then after each token of the
-                longest draft.
+            target_logits: Logits of the target after the committed text, then after each token of
+                the longest draft.
             verdict: The tokens that the target accepted and wrote.
         """
-        assert beginning.memory is not None
-        return beginning.memory
+        assert start.memory is not None
+        return start.memory

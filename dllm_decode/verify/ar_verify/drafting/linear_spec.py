@@ -10,8 +10,8 @@ from torch import Tensor
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.target_network import CausalInputs
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.drafts import Beginning, Draft
-from dllm_decode.verify.target_round import require_target
+from dllm_decode.verify.drafts import Draft, DraftStart
+from dllm_decode.verify.target_verifier import require_target
 from samplers.checks import Probability, count_from
 from samplers.logits.statistics import highest_one
 
@@ -59,14 +59,14 @@ class LinearSpec(Drafting):
             )
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        past, canvas, first = beginning.past, beginning.canvas, beginning.first
+        past, canvas, first = start.past, start.canvas, start.first_unsettled
         assert past is not None
         # A row that joins has a prompt that the target has not read.
         is_read = past.lengths == first - 1
         num_forwards = torch.zeros_like(first)
-        block = beginning.context(1).repeat(1, self.length)
+        block = start.context(1).repeat(1, self.length)
         block[:, 1:] = canvas.mask_id
         columns = torch.arange(self.length, device=block.device)
         slots = torch.arange(past.num_slots, device=block.device)
@@ -86,4 +86,4 @@ class LinearSpec(Drafting):
             block = torch.where(fill, best.indices, block)
             holes &= ~fill
         counts = lengths.clamp(max=self.length - 1) * is_read
-        return Draft(block[:, 1:], counts, num_forwards=num_forwards, width=self.length)
+        return Draft(block[:, 1:], counts, num_forwards=num_forwards, forward_width=self.length)

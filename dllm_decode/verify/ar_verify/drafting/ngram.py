@@ -14,7 +14,7 @@ from torch import Tensor
 from samplers.checks import CheckedFields, count_from, require_number, shown
 from samplers.logits.float64 import widest
 
-_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INT_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Proxy(CheckedFields, ABC):
@@ -100,8 +100,8 @@ class NGram(Proxy):
             before = self._code(context[:, context.shape[1] - length + 1 :])
             table = _on_device(table, tokens.device)
             codes = before[:, None] * self.vocab_size + tokens
-            counts = _found(table.codes, table.counts, codes)
-            totals = _found(table.contexts, table.totals, before[:, None])
+            counts = _values_of(table.codes, table.counts, codes)
+            totals = _values_of(table.contexts, table.totals, before[:, None])
             prior = self.strength * probability
             probability = (counts + prior) / (totals + self.strength)
         return probability.log()
@@ -120,7 +120,7 @@ def id_tensor(
     """Returns a sequence of token ids as a tensor; raises ValueError if it is none."""
     try:
         row = torch.as_tensor(sequence)
-        is_whole = not row.numel() or row.dtype in _WHOLE
+        is_whole = not row.numel() or row.dtype in _INT_DTYPES
         is_outside = (row < 0) if vocab_size is None else (row < 0) | (row >= vocab_size)
         if row.ndim == 1 and is_whole and not is_outside.any():
             return row.long()
@@ -162,10 +162,11 @@ def _on_device(table: Counts, device: torch.device) -> Counts:
     return Counts(*(part.to(device) for part in parts))
 
 
-def _found(
-    keys: Int[Tensor, " n"], values: Int[Tensor, " n"], wanted: Int[Tensor, "N M"]
+def _values_of(
+    keys: Int[Tensor, " n"], values: Int[Tensor, " n"], sought: Int[Tensor, "N M"]
 ) -> Int[Tensor, "N M"]:
+    """Returns the value of each sought key; 0: it is not among the sorted `keys`."""
     if not len(keys):
-        return torch.zeros_like(wanted)
-    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    return torch.where(keys[places] == wanted, values[places], 0)
+        return torch.zeros_like(sought)
+    places = torch.searchsorted(keys, sought).clamp(max=len(keys) - 1)
+    return torch.where(keys[places] == sought, values[places], 0)

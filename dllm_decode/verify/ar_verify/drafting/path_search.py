@@ -10,17 +10,17 @@ from torch import Tensor
 from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import NonNegative, Share, count_from, require_number
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
 class _Beam(NamedTuple):
-    """The best beginnings of each row.
+    """The best prefixes of each row.
 
     Attributes:
-        tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
-        scores: Score of each beginning; -inf in unused places.
+        tokens: The last tokens of the text, then the chosen ones; the rest is arbitrary.
+        scores: Score of each prefix; -inf in unused places.
         counts: Number of chosen tokens.
         ended: True if the last chosen token ends the answer.
     """
@@ -35,7 +35,7 @@ class _Candidates(NamedTuple):
     """Candidate tokens of each position, and the drafter's log-probability of each."""
 
     tokens: Int[Tensor, "B K C"]
-    logs: Float[Tensor, "B K C"]
+    log_probs: Float[Tensor, "B K C"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class PathSearch(Drafting):
 
     With `num_forwards` above 1, the mask predictor looks more than once. After each forward but the
     last, the sampler commits tokens to the draft, and the next forward sees them. The search fills
-    in the positions that are still open. Rows without open positions take part in no further
-    forward.
+    in the positions that are still masked. Rows without masks take part in no further forward.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
@@ -60,7 +59,7 @@ class PathSearch(Drafting):
     does not say which tokens its S forwards a draft write; here the sampler decides.
 
     Attributes:
-        width: Beginnings kept at each position.
+        width: Prefixes kept at each position.
         mass: Probability that the candidates of a position reach, in (0, 1].
         max_candidates: Candidates of a position at most.
         weight: Weight of the drafter, in [0, 1].
@@ -88,66 +87,66 @@ class PathSearch(Drafting):
             raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         """Returns the best path of each row."""
         B, K, _ = logits.shape
-        before = self.proxy.order - 1
-        context = beginning.context(before)
+        num_context = self.proxy.order - 1
+        context = start.context(num_context)
         tokens = torch.cat([context, context.new_zeros(B, K)], -1)
         zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
-        ends = send(beginning.canvas.eos_ids, logits.device)
+        ends = send(start.canvas.eos_ids, logits.device)
         candidates = self._candidates(logits, ends)
         # The drafter's part of the score, for candidates only.
-        excluded = candidates.logs == -torch.inf
-        gains = (self.weight * candidates.logs).masked_fill(excluded, -torch.inf)
+        excluded = candidates.log_probs == -torch.inf
+        gains = (self.weight * candidates.log_probs).masked_fill(excluded, -torch.inf)
         is_over = torch.arange(K, device=lengths.device) >= lengths[:, None]
         steps = zip(candidates.tokens.unbind(1), gains.unbind(1), is_over.unbind(1), strict=True)
-        for position, (choices, drafter_gains, waits) in enumerate(steps):
-            beam = self._step(beam, position, choices, drafter_gains, waits[:, None], ends)
+        for position, (choices, drafter_gains, row_is_over) in enumerate(steps):
+            beam = self._extend(beam, position, choices, drafter_gains, row_is_over[:, None], ends)
         ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
         rows = torch.arange(B, device=logits.device)
         best = ranking.argmax(-1)
-        return Draft(beam.tokens[rows, best, before:], beam.counts[rows, best])
+        return Draft(beam.tokens[rows, best, num_context:], beam.counts[rows, best])
 
-    def _step(
+    def _extend(
         self,
         beam: _Beam,
         position: int,
         choices: Int[Tensor, "B C"],
         drafter_gains: Float[Tensor, "B C"],
-        waits: Bool[Tensor, "B 1"],
+        is_over: Bool[Tensor, "B 1"],
         ends: Int[Tensor, " E"],
     ) -> _Beam:
-        """Extends every unfinished beginning by one token and keeps the best.
+        """Extends every unfinished prefix by one token and keeps the best.
 
         Args:
-            beam: The beginnings.
+            beam: The prefixes.
             position: Position of the token, from 0.
             choices: The candidates.
             drafter_gains: The drafter's part of the candidates' score.
-            waits: Rows whose drafts end before this position.
+            is_over: Rows whose drafts end before this position.
             ends: Tokens that end an answer.
         """
         B, H, _ = beam.tokens.shape
-        num, before = choices.shape[1], self.proxy.order - 1
-        context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
+        num_choices, num_context = choices.shape[1], self.proxy.order - 1
+        context = beam.tokens[:, :, position : position + num_context].reshape(B * H, num_context)
         repeated = choices.repeat_interleave(H, 0)
-        causal = self.proxy.log_probability(context, repeated).view(B, H, num)
+        causal = self.proxy.log_probability(context, repeated).view(B, H, num_choices)
         gains = drafter_gains[:, None] + (1.0 - self.weight) * causal.float()
-        # A finished beginning is kept once, unchanged.
-        finished = beam.ended | waits
+        # A finished prefix is kept once, unchanged.
+        finished = beam.ended | is_over
         gains = gains.masked_fill(finished[..., None], -torch.inf)
         gains[..., 0].masked_fill_(finished, 0.0)
         scores, chosen = (beam.scores[..., None] + gains).flatten(1).topk(H)
-        parents, choice = chosen // num, chosen % num
+        parents, choice = chosen // num_choices, chosen % num_choices
         finished = finished.gather(1, parents)
         tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens))
         added = choices.gather(1, choice)
-        tokens[..., position + before] = added
+        tokens[..., position + num_context] = added
         grown = ~finished
         ended = beam.ended.gather(1, parents) | (torch.isin(added, ends) & grown)
         return _Beam(tokens, scores, beam.counts.gather(1, parents) + grown, ended)
@@ -157,12 +156,12 @@ class PathSearch(Drafting):
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
         tokens = top.tokens
         normaliser = log_normaliser(logits, tokens[..., 0])[..., None]
-        logs = (top.logits - normaliser).float()
-        before = logs.exp().cumsum(-1) - logs.exp()
-        logs = logs.masked_fill(before >= self.mass, -torch.inf)
+        log_probs = (top.logits - normaliser).float()
+        before = log_probs.exp().cumsum(-1) - log_probs.exp()
+        log_probs = log_probs.masked_fill(before >= self.mass, -torch.inf)
         if self.eos == "always":
-            present = (tokens[..., None] == ends) & (logs > -torch.inf)[..., None]
+            present = (tokens[..., None] == ends) & (log_probs > -torch.inf)[..., None]
             extra = (widen(logits[..., ends]) - normaliser).float()
-            logs = torch.cat([logs, extra.masked_fill(present.any(-2), -torch.inf)], -1)
+            log_probs = torch.cat([log_probs, extra.masked_fill(present.any(-2), -torch.inf)], -1)
             tokens = torch.cat([tokens, ends.expand(*tokens.shape[:2], -1)], -1)
-        return _Candidates(tokens, logs)
+        return _Candidates(tokens, log_probs)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import id_tensor
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 
 _END = -1
@@ -67,9 +67,9 @@ class Pool(Drafting):
         return replace(self, texts=torch.cat([self.texts[:0], *rows]))
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        canvas, first = beginning.canvas.tokens, beginning.first[:, None] + len(self.texts)
+        canvas, first = start.canvas.tokens, start.first_unsettled[:, None] + len(self.texts)
         texts = self.texts.to(canvas.device).expand(len(canvas), -1)
         tokens = torch.cat([texts, canvas], -1)
         reach = torch.arange(self.length, device=tokens.device)
@@ -89,7 +89,7 @@ class Pool(Drafting):
         # A copy ends where its text ends.
         kept = (paths != _END).cumprod(-1).bool() & torch.stack(found, 1)
         kept = kept & (reach < lengths[:, None])[:, None]
-        return Draft(copies[0], kept[:, 0].sum(-1)) if self.size == 1 else _merged(paths, kept)
+        return Draft(copies[0], kept[:, 0].sum(-1)) if self.size == 1 else _tree_of(paths, kept)
 
     def _worth(self, tokens: Int[Tensor, "B T"], first: Int[Tensor, "B 1"]) -> Int[Tensor, "B T"]:
         """Returns a greater number for better places to begin a copy; 0: no token matches."""
@@ -104,8 +104,8 @@ class Pool(Drafting):
         return worth + ends * (worth > 0)
 
 
-def _merged(paths: Int[Tensor, "B S N"], kept: Bool[Tensor, "B S N"]) -> Draft:
-    """Returns the tree of paths; equal beginnings of several paths are the same nodes."""
+def _tree_of(paths: Int[Tensor, "B S N"], kept: Bool[Tensor, "B S N"]) -> Draft:
+    """Returns the tree of all paths; equal prefixes of several paths are the same nodes."""
     is_equal = (paths[:, :, None] == paths[:, None]) & kept[:, :, None] & kept[:, None]
     # A node belongs to the first path that begins with the same tokens.
     owner = is_equal.cumprod(-1).argmax(2)
@@ -114,4 +114,4 @@ def _merged(paths: Int[Tensor, "B S N"], kept: Bool[Tensor, "B S N"]) -> Draft:
     parents = (owner * len(places) + places)[..., :-1]
     parents = functional.pad(parents, (1, 0), value=-1).flatten(1)
     kept = (kept & (owner == own)).flatten(1)
-    return Draft(paths.flatten(1), kept.sum(-1), parents=parents).only(kept)
+    return Draft(paths.flatten(1), kept.sum(-1), parents=parents).subtree(kept)

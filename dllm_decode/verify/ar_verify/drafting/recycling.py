@@ -11,7 +11,7 @@ from torch import Tensor
 from dllm_decode.core.sending import send
 from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 from samplers.logits.statistics import top_k
 
@@ -61,39 +61,39 @@ class Recycling(Drafting):
                 f"k must be at most {_MAX_K} tokens, since a tree has 2^k - 1 nodes, got {self.k}."
             )
 
-    def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:
-        shape = (len(beginning.first), vocab_size, min(self.k, vocab_size))
-        return torch.full(shape, _UNREAD, device=beginning.first.device)
+    def first_memory(self, start: DraftStart, vocab_size: int) -> Int[Tensor, "B ..."]:
+        shape = (len(start.first_unsettled), vocab_size, min(self.k, vocab_size))
+        return torch.full(shape, _UNREAD, device=start.first_unsettled.device)
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        memory = beginning.memory
+        memory = start.memory
         assert memory is not None
-        device, shape = memory.device, _shape(memory.shape[-1])
+        device, tree = memory.device, _tree_shape(memory.shape[-1])
         rows = torch.arange(len(memory), device=device)[:, None]
-        nodes = above = beginning.context(1)
-        for level in shape.levels:
+        nodes = above = start.context(1)
+        for level in tree.levels:
             before = above[:, send(level.parents, device)]
             above = memory[rows, before.clamp(min=0), send(level.ranks, device)]
             above = above.masked_fill(before == _UNREAD, _UNREAD)
             nodes = torch.cat([nodes, above], -1)
         nodes = nodes[:, 1:]
-        kept = (nodes != _UNREAD) & (send(shape.depths, device) < lengths[:, None])
-        parents = send(shape.parents, device).expand_as(nodes)
-        return Draft(nodes, kept.sum(-1), parents=parents).only(kept)
+        kept = (nodes != _UNREAD) & (send(tree.depths, device) < lengths[:, None])
+        parents = send(tree.parents, device).expand_as(nodes)
+        return Draft(nodes, kept.sum(-1), parents=parents).subtree(kept)
 
     def memory_after(
         self,
-        beginning: Beginning,
+        start: DraftStart,
         draft: Draft,
-        logits: Float[Tensor, "B K1 V"],
+        target_logits: Float[Tensor, "B K1 V"],
         verdict: Verdict,
     ) -> Int[Tensor, "B ..."]:
-        memory, places = beginning.memory, verdict.places
+        memory, places = start.memory, verdict.places
         assert memory is not None
         assert places is not None
-        read = torch.cat([beginning.context(1), draft.tokens], -1)[:, : logits.shape[1]]
+        read = torch.cat([start.context(1), draft.tokens], -1)[:, : target_logits.shape[1]]
         columns = torch.arange(read.shape[1], device=read.device)
         is_accepted = torch.arange(places.shape[1], device=read.device) < verdict.accepted[:, None]
         # The last token of the text, in column 0, is on the path of every row.
@@ -106,11 +106,11 @@ class Recycling(Drafting):
         greatest = torch.zeros_like(memory[..., 0]).scatter_reduce(1, read, numbers, "amax")
         is_kept = is_read & (numbers == greatest.gather(1, read))
         rows, chosen = is_kept.nonzero(as_tuple=True)
-        likely = top_k(logits, memory.shape[-1]).tokens
+        likely = top_k(target_logits, memory.shape[-1]).tokens
         return memory.index_put((rows, read[rows, chosen]), likely[rows, chosen])
 
 
-class _Nodes(NamedTuple):
+class _TreeLevel(NamedTuple):
     """The nodes of one depth.
 
     Attributes:
@@ -122,8 +122,8 @@ class _Nodes(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class _Shape(NamedTuple):
-    """The nodes of a tree, level by level.
+class _TreeShape(NamedTuple):
+    """Where the nodes of a tree are, level by level.
 
     Attributes:
         levels: The levels.
@@ -131,23 +131,23 @@ class _Shape(NamedTuple):
         depths: Nodes before each node on its path.
     """
 
-    levels: tuple[_Nodes, ...]
+    levels: tuple[_TreeLevel, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
 
 
 @cache
-def _shape(k: int) -> _Shape:
+def _tree_shape(k: int) -> _TreeShape:
     """Returns the tree of all paths whose ranks, counted from 1, add up to at most `k`."""
-    levels: list[_Nodes] = []
+    levels: list[_TreeLevel] = []
     parents: list[int] = []
     depths: list[int] = []
     sums, first = [0], -1
     while True:
         nodes = [(at, rank) for at, total in enumerate(sums) for rank in range(k - total)]
         if not nodes:
-            return _Shape(tuple(levels), tuple(parents), tuple(depths))
-        levels.append(_Nodes(*zip(*nodes, strict=True)))
+            return _TreeShape(tuple(levels), tuple(parents), tuple(depths))
+        levels.append(_TreeLevel(*zip(*nodes, strict=True)))
         parents += [first + at for at, _ in nodes]
         depths += [len(levels) - 1] * len(nodes)
         sums, first = [sums[at] + rank + 1 for at, rank in nodes], first + len(sums)

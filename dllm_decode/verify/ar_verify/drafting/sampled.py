@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, most_likely, num_leading
@@ -23,10 +23,10 @@ class Sampled(Drafting):
 
     Token i of a draft is drawn from q_i = softmax(logits_i / temperature), independently of the
     others. The target, which would draw it from p_i, accepts it with probability
-    min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so the law of
-    the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
-    `verification="block"` judges the draft as a whole (`accept_block`): the law is the same, and in
-    expectation never fewer tokens of a draft are accepted.
+    min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so that the
+    answer follows the target's own distribution. At temperature 0 the likeliest tokens are the
+    draft. `verification="block"` judges the draft as a whole (`accept_block`): the distribution is
+    the same, and in expectation never fewer tokens of a draft are accepted.
 
     A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
     (`PathSearch(width=1, weight=1.0)`) with p of that token. Drawing is therefore better where both
@@ -54,20 +54,20 @@ class Sampled(Drafting):
     is_drawn = True
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        if beginning.is_greedy:
+        if start.is_greedy:
             tokens = most_likely(logits)
         else:
-            keys = beginning.position_keys(logits.shape[1])
-            tokens = draw(logits, beginning.temperature, mix(keys ^ _DRAFTS))
-        ends = beginning.canvas.is_eos(tokens)
+            keys = start.position_keys(logits.shape[1])
+            tokens = draw(logits, start.temperature, mix(keys ^ _DRAFTS))
+        ends = start.canvas.is_eos(tokens)
         draft = Draft(tokens, torch.minimum(num_leading(~ends) + 1, lengths))
-        if beginning.is_greedy:
+        if start.is_greedy:
             return draft
-        assert isinstance(beginning.temperature, float)
+        assert isinstance(start.temperature, float)
         return draft._replace(
-            logs=logits,
-            temperature=beginning.temperature,
+            logits=logits,
+            temperature=start.temperature,
             judged_as_block=self.verification == "block",
         )

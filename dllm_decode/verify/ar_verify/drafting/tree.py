@@ -1,4 +1,4 @@
-"""Draft trees (DDTree): the most probable beginnings of an answer, for one forward of a target."""
+"""Draft trees (DDTree): the most probable prefixes of an answer, for one forward of a target."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import NonNegative, count_from
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import log_normaliser, num_leading, top_k
@@ -20,16 +20,16 @@ class _LikelyTokens(NamedTuple):
     """The likeliest tokens of each position, in descending order, and their log-probabilities."""
 
     tokens: Int[Tensor, "B K C"]
-    logs: Float[Tensor, "B K C"]
+    log_probs: Float[Tensor, "B K C"]
 
 
 class _Level(NamedTuple):
-    """The best beginnings of one length, in descending order.
+    """The best prefixes of one length, in descending order.
 
     Attributes:
-        tokens: The last token of each beginning.
-        parents: Index in the level above of the beginning that each one continues.
-        scores: Log-probability of the whole beginning; -inf in unused places.
+        tokens: The last token of each prefix.
+        parents: Index in the level above of the prefix that each one continues.
+        scores: Log-probability of the whole prefix; -inf in unused places.
     """
 
     tokens: Int[Tensor, "B H"]
@@ -39,13 +39,13 @@ class _Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree(Drafting):
-    """Drafts the most probable beginnings of the answer as a tree, all read in one forward.
+    """Drafts the most probable prefixes of the answer as a tree, all read in one forward.
 
-    A mask predictor gives a distribution at every position. The probability of a beginning is the
+    A mask predictor gives a distribution at every position. The probability of a prefix is the
     product of its tokens' probabilities; the `budget` most probable ones are closed under leaving
     out the last token, so they are the nodes of a tree. The sum of their probabilities is the
     number of tokens that will be accepted if the mask predictor is right; no other tree with as
-    many nodes has a larger sum. Among equal probabilities, the shorter beginning comes first; then
+    many nodes has a larger sum. Among equal probabilities, the shorter prefix comes first; then
     the earlier parent, the likelier token and the lower id decide in turn. An EOS has no children.
 
     The text is the target's for any tree; see `ARVerify`. The draft's length bounds how deep a tree
@@ -62,7 +62,7 @@ class Tree(Drafting):
     Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
     Trees" (DDTree), https://arxiv.org/abs/2604.12989; the authors' `build_ddtree_tree` uses a heap.
     Differs: Built level by level for all rows at once, which gives the same nodes: only the
-    `budget` best beginnings of one length can have a child among the `budget` best of all. The
+    `budget` best prefixes of one length can have a child among the `budget` best of all. The
     authors break ties by the tuple of ranks, and fill the budget always. `column_cost` and several
     forwards are not in the paper.
 
@@ -85,18 +85,18 @@ class Tree(Drafting):
     keeps_alternatives = True
 
     def draft(
-        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
+        self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         """Returns the tree of each row, nodes in descending order of probability."""
         candidates = self._candidates(logits)
-        ends = send(beginning.canvas.eos_ids, logits.device, torch.long)
+        ends = send(start.canvas.eos_ids, logits.device, torch.long)
         zeros = torch.zeros_like(lengths)[:, None]
         above = _Level(zeros - 1, zeros, zeros.to(widest(zeros.device)))
         levels: list[_Level] = []
         best = above.scores[:, :0]
         for depth in range(logits.shape[1]):
             level = self._extend(above, candidates, depth, ends)
-            # A beginning less likely than the last one within the budget has no likelier child.
+            # A prefix less likely than the last one within the budget has no likelier child.
             best = torch.cat([best, level.scores], -1).sort(dim=-1, descending=True).values
             best = best[:, : self.budget]
             hopeless = (depth >= lengths)[:, None]
@@ -107,29 +107,31 @@ class Tree(Drafting):
             if levels and not (above.scores > -torch.inf).any():
                 break
             levels.append(above)
-        return self._pruned(levels)
+        return self._best_nodes(levels)
 
     def _candidates(self, logits: Float[Tensor, "B K V"]) -> _LikelyTokens:
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
-        logs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
-        logs = logs.to(widest(logs.device))
+        log_probs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
+        log_probs = log_probs.to(widest(log_probs.device))
         # Ties are ordered by id. Rounding must not make a child likelier than its parent.
         order = top.tokens.argsort(-1)
-        ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+        ranking = log_probs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
         order = order.gather(-1, ranking)
-        return _LikelyTokens(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
+        return _LikelyTokens(
+            top.tokens.gather(-1, order), log_probs.gather(-1, order).clamp(max=0.0)
+        )
 
     def _extend(
         self, above: _Level, candidates: _LikelyTokens, depth: int, ends: Int[Tensor, " E"]
     ) -> _Level:
-        """Returns the best beginnings that are one token longer."""
+        """Returns the best prefixes that are one token longer."""
         tokens = candidates.tokens[:, depth]
-        # Beginnings that have ended come after all others.
+        # Prefixes that have ended come after all others.
         ended = torch.isin(above.tokens, ends)
         scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
             dim=-1, descending=True, stable=True
         )
-        gains = candidates.logs[:, depth]
+        gains = candidates.log_probs[:, depth]
         pairs = self._pairs(scores.shape[1], tokens.shape[1], device=tokens.device)
         parents, ranks = pairs // tokens.shape[1], pairs % tokens.shape[1]
         scores, chosen = (
@@ -144,15 +146,15 @@ class Tree(Drafting):
     def _pairs(
         self, num_parents: int, num_candidates: int, *, device: torch.device
     ) -> Int[Tensor, " N"]:
-        """Lists which candidates of which beginnings may be among the best, as flat indices.
+        """Lists which candidates of which prefixes may be among the best, as flat indices.
 
-        All likelier candidates of all likelier beginnings are better.
+        All likelier candidates of all likelier prefixes are better.
         """
-        beginnings = torch.arange(num_parents, device=device)[:, None] + 1
+        prefixes = torch.arange(num_parents, device=device)[:, None] + 1
         candidates = torch.arange(num_candidates, device=device) + 1
-        return (beginnings * candidates <= self.budget).flatten().nonzero().squeeze(-1)
+        return (prefixes * candidates <= self.budget).flatten().nonzero().squeeze(-1)
 
-    def _pruned(self, levels: list[_Level]) -> Draft:
+    def _best_nodes(self, levels: list[_Level]) -> Draft:
         """Returns the best nodes of all levels in order, without nodes that are not worth the cost.
 
         The sort is stable and no node is likelier than its parent, so that parents come first.

@@ -122,7 +122,7 @@ def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> No
     assert policy.columns_to_compute(query(0, numbers=(9,))) == columns((0, 12))
 
 
-def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None:
+def test_the_end_is_after_the_first_eos_and_after_the_last_unsettled_column() -> None:
     templates = [[7, MASK, 7, 7], [7, 7, 7, 7], [MASK, MASK, MASK, MASK]]
     config = DecodeConfig(gen_length=4)
     rows = [Row.of(Request(0, [1, 2], config, template), 1, MASK) for template in templates]

@@ -1,4 +1,4 @@
-"""The exact law of the written tokens, by enumeration of all drafts and all verdicts."""
+"""The exact distribution of the written tokens, by enumeration of all drafts and all verdicts."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ from samplers.logits.noise import mix
 
 EOS = 2
 # All probabilities are sixths, so a ratio of two is a whole number of sixtieths.
-# Chances of a whole beginning have other denominators, found by enumeration.
+# Chances of a whole prefix have other denominators, found by enumeration.
 EDGES = torch.tensor(
     sorted({Fraction(n, d) for d in (4, 7, 17, 18, 60) for n in range(d + 1)}), dtype=torch.double
 )
@@ -24,11 +24,11 @@ def sixths(*numbers: Any) -> Tensor:
     return torch.tensor(numbers, dtype=torch.double) / 6.0
 
 
-# The target's laws: first token, second given the first, third given the second.
+# The target's distributions: first token, second given the first, third given the second.
 FIRST, SECOND = sixths(3, 2, 1), sixths([0, 3, 3], [6, 0, 0], [2, 2, 2])
 THIRD = sixths([1, 0, 5], [2, 2, 2], [0, 6, 0])
 TARGET = FIRST[:, None, None] * SECOND[:, :, None] * THIRD
-# The drafter's laws: each token by itself, and either token given the other.
+# The drafter's distributions: each token by itself, and either token given the other.
 Q1, Q2 = sixths(1, 2, 3), sixths(2, 4, 0)
 GIVEN = sixths([6, 0, 0], [1, 3, 2], [0, 2, 4])
 
@@ -51,12 +51,13 @@ def only_drafted(q: Tensor) -> Tensor:
 def answers(
     rule: Any, drawn: Tensor, claimed: Tensor, *, cut: bool, patch: pytest.MonkeyPatch
 ) -> tuple[Tensor, Tensor]:
-    """Returns the law of three tokens if the target goes on by itself, and of the accepted length.
+    """Returns the distributions of the first three tokens written, and of the accepted length.
 
     Args:
         rule: Which tokens of a draft are accepted.
-        drawn: The law of two drafted tokens.
-        claimed: For each of the nine drafts, the laws from which its tokens are said to be drawn.
+        drawn: The distribution of two drafted tokens.
+        claimed: For each of the nine drafts, the distributions that its tokens are said to be
+            drawn from.
         cut: Whether a draft ends with an EOS.
         patch: Puts all verdicts in place of random ones.
     """
@@ -86,8 +87,8 @@ def answers(
     second = torch.where(length > 1, drafted[:, 1:], replaced[:, None])
     second = torch.where(length > 0, second, SECOND)
     third = torch.where(length > 1, replaced[:, None], THIRD)
-    law = torch.einsum("n,na,nab,nbc->abc", shares, first, second, third)
-    return law, torch.zeros(3).double().index_add(0, accepted, shares)
+    distribution = torch.einsum("n,na,nab,nbc->abc", shares, first, second, third)
+    return distribution, torch.zeros(3).double().index_add(0, accepted, shares)
 
 
 SAID: dict[str, tuple[Tensor, Tensor, bool]] = {
@@ -106,15 +107,15 @@ SAID: dict[str, tuple[Tensor, Tensor, bool]] = {
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("said", SAID)
-def test_answers_follow_the_targets_law_if_drafts_were_drawn_as_claimed(
+def test_answers_follow_the_targets_distribution_if_drafts_were_drawn_as_claimed(
     said: str, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DiffuSpec's own rule, "searched, said to be drawn", is among those that fail."""
     drawn, claimed, is_exact = SAID[said]
     assert float(drawn.sum()) == pytest.approx(1.0)
-    law, accepted = answers(accept_by_ratio, drawn, claimed, cut=cut, patch=monkeypatch)
-    assert float(law.sum()) == pytest.approx(1.0)
-    error = float((law - TARGET).abs().max())
+    distribution, accepted = answers(accept_by_ratio, drawn, claimed, cut=cut, patch=monkeypatch)
+    assert float(distribution.sum()) == pytest.approx(1.0)
+    error = float((distribution - TARGET).abs().max())
     assert error < 1e-12 if is_exact else error > 0.01
     if said == "drawn":
         assert (accepted[:2] > 0.1).all()
@@ -123,13 +124,13 @@ def test_answers_follow_the_targets_law_if_drafts_were_drawn_as_claimed(
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("said", [said for said, (*_, is_exact) in SAID.items() if is_exact])
-def test_a_block_is_accepted_by_the_targets_law_and_never_less_than_its_tokens(
+def test_a_block_is_accepted_by_the_targets_distribution_and_never_less_than_its_tokens(
     said: str, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, claimed, _ = SAID[said]
     options: Any = {"cut": cut, "patch": monkeypatch}
-    law, block = answers(accept_block, drawn, claimed, **options)
-    assert float((law - TARGET).abs().max()) < 1e-12
+    distribution, block = answers(accept_block, drawn, claimed, **options)
+    assert float((distribution - TARGET).abs().max()) < 1e-12
     _, by_token = answers(accept_by_ratio, drawn, claimed, **options)
     lengths = torch.arange(3).double()
     gain = float((block - by_token) @ lengths)
@@ -183,7 +184,7 @@ def test_of_long_drafts_what_is_accepted_ends_with_the_first_rejection() -> None
 def test_nothing_impossible_is_written_where_rounding_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The difference of two laws that are equal but for rounding has no positive part left."""
+    """Two distributions that are equal but for rounding have no positive difference left."""
     monkeypatch.setattr(
         accepting, "uniform", lambda keys: torch.full(keys.shape, 1.0 - 2.0**-53).double()
     )

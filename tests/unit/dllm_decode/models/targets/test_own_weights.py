@@ -24,7 +24,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.drafts import DraftStart
 from samplers import ConfidenceThreshold
 from samplers.logits.noise import row_keys
 
@@ -55,12 +55,12 @@ class Knowing(Drafting):
 
     answers: tuple[tuple[int, ...], ...]
 
-    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+    def draft(self, start: DraftStart, logits: Tensor, lengths: Tensor) -> Draft:
         tokens, counts, parents = [], [], []
         keys = row_keys(0, torch.arange(len(self.answers))).tolist()
-        firsts = (beginning.first - beginning.canvas.prompt_lengths).tolist()
+        firsts = (start.first_unsettled - start.canvas.prompt_lengths).tolist()
         for key, first, length in zip(
-            beginning.noise_keys.tolist(), firsts, lengths.tolist(), strict=True
+            start.noise_keys.tolist(), firsts, lengths.tolist(), strict=True
         ):
             right = self.answers[keys.index(key)][first : first + min(length, 1 + first % 3)]
             # Nodes 2d and 2d + 1 are of depth d; the wrong one comes first.

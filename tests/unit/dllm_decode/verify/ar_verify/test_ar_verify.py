@@ -13,7 +13,7 @@ from toys import (
     HashModel,
     Knowing,
     answers_of,
-    beginning_of,
+    draft_start_of,
     logits_of,
     misfit,
     never,
@@ -46,8 +46,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
 from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify import ar_verify
-from dllm_decode.verify.drafts import Beginning
-from dllm_decode.verify.target_round import ask_target
+from dllm_decode.verify.drafts import DraftStart
+from dllm_decode.verify.target_verifier import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 
@@ -78,14 +78,14 @@ def test_the_target_reads_every_token_once() -> None:
         assert max(counts) <= 1 + 4, "something was read again"
 
 
-def law_of(
+def distribution_of(
     model: Any, prompt: list[int], temperature: float, length: int, *, eos: int
 ) -> dict[tuple[int, ...], float]:
     """Returns the target's distribution over answers, by enumeration; id 4 is [MASK]."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer = {}
-        for answer, share in law.items():
+        for answer, share in distribution.items():
             if eos in answer:
                 longer[(*answer, eos)] = share
                 continue
@@ -93,11 +93,11 @@ def law_of(
             logits[4] = -torch.inf
             for token, p in enumerate((logits / temperature).softmax(-1).tolist()[:4]):
                 longer[(*answer, token)] = share * p
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
-def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
+def test_answers_with_drawn_drafts_follow_the_targets_distribution() -> None:
     """Other drafts leave the target's own sample as it is: property/test_fuzz_engine.py."""
     target = tiny_target(vocab_size=5, seed=3, scale=2.0)
     target.eos_ids = (3,)
@@ -112,9 +112,9 @@ def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
     # An answer as a number: its three tokens are digits in base 4.
     drawn = out.tokens @ torch.tensor([16, 4, 1])
     for row, prompt in enumerate(prompts):
-        law = law_of(tiny_llama(5, 3, 2.0), prompt, 0.8, 3, eos=3)
+        distribution = distribution_of(tiny_llama(5, 3, 2.0), prompt, 0.8, 3, eos=3)
         shares = torch.tensor(
-            [law.get(answer, 0.0) for answer in itertools.product(range(4), repeat=3)]
+            [distribution.get(answer, 0.0) for answer in itertools.product(range(4), repeat=3)]
         )
         # At most 63 degrees of freedom: 112 at the level 0.0001.
         assert misfit(drawn[row::3], shares) < 112.0
@@ -156,13 +156,13 @@ def test_a_wide_search_finds_the_best_of_all_paths() -> None:
     sequences = torch.randint(5, (6, 30)).tolist()
     search = PathSearch(125, 1.0, 5, 0.4, NGram(5).fit(sequences), length_power=0.0)
     context = [[0, 1], [2, 3], [4, 4]]
-    draft = search.draft(beginning_of(context), logits, torch.tensor([3, 3, 3]))
+    draft = search.draft(draft_start_of(context), logits, torch.tensor([3, 3, 3]))
     for row in range(3):
         expected = brute_force(search, logits[row].log_softmax(-1), context[row])
         assert draft.tokens[row].tolist() == expected
     argmax = logits.argmax(-1)
     assert not torch.equal(draft.tokens, argmax), "the proxy had no say"
-    plain = ARGMAX.draft(beginning_of(context), logits, torch.tensor([3, 2, 1]))
+    plain = ARGMAX.draft(draft_start_of(context), logits, torch.tensor([3, 2, 1]))
     assert plain.counts.tolist() == [3, 2, 1]
     assert torch.equal(plain.tokens[0], argmax[0])
 
@@ -172,7 +172,7 @@ def test_candidates_stop_at_the_mass_and_a_path_at_its_eos() -> None:
     logits = torch.tensor([rows]).log()
 
     def drafted(search: PathSearch, logits: Tensor, end: int) -> Draft:
-        return search.draft(beginning_of([[0]], eos_ids=(end,)), logits, torch.tensor([3]))
+        return search.draft(draft_start_of([[0]], eos_ids=(end,)), logits, torch.tensor([3]))
 
     draft = drafted(PathSearch(4, 0.8, 15, 1.0), logits, 3)
     assert draft.counts.tolist() == [2]
@@ -284,9 +284,9 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     drafts: list[tuple[int, list[int], list[int]]] = []
 
     def spied(decoder: Decoder, state: State, *arguments: Any) -> Any:
-        _, beginning, draft, _ = arguments
+        _, start, draft, _ = arguments
         for place, row in enumerate(state.rows):
-            first = int(beginning.first[place])
+            first = int(start.first_unsettled[place])
             answer = state.canvas.tokens[place, row.prompt_length : first].tolist()
             tokens = draft.tokens[place, : draft.counts[place]].tolist()
             drafts.append((row.request.index, answer, tokens))
@@ -400,18 +400,18 @@ def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> No
     rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
     canvas = Canvas.of(rows, width=4, mask_id=4, eos_ids=(3,))
     keys = row_keys(0, torch.arange(num))
-    beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
+    start = DraftStart(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
     q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
     p = torch.tensor([[-0.2, 0.7, 0.4, 0.0], [0.5, 0.0, 0.3, -0.1], [0.9, 0.2, 0.0, 0.4]]).double()
-    draft = Sampled().draft(beginning, q.expand(num, 2, 4), torch.full((num,), 2))
-    laws = (q / temperature).softmax(-1)
+    draft = Sampled().draft(start, q.expand(num, 2, 4), torch.full((num,), 2))
+    distributions = (q / temperature).softmax(-1)
     both = draft.tokens[:, 0] * 4 + draft.tokens[:, 1]
     # At the level 0.0001: 44.3 for 15 degrees of freedom, 21.1 for 3.
-    assert misfit(both, (laws[0][:, None] * laws[1]).flatten()) < 44.3
+    assert misfit(both, (distributions[0][:, None] * distributions[1]).flatten()) < 44.3
     assert torch.equal(draft.counts, torch.where(draft.tokens[:, 0] == 3, 1, 2))
-    verdict = accept(beginning, draft, p.expand(num, 3, 4))
-    laws = (p / temperature).softmax(-1)
+    verdict = accept(start, draft, p.expand(num, 3, 4))
+    distributions = (p / temperature).softmax(-1)
     for place in range(3):
         reached = verdict.accepted >= place
         assert reached.sum() > num / 5
-        assert misfit(verdict.tokens[reached, place], laws[place]) < 21.1
+        assert misfit(verdict.tokens[reached, place], distributions[place]) < 21.1

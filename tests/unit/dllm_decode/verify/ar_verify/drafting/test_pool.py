@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import HashModel, answers_of, beginning_of, never, paths_of, tiny_target
+from toys import HashModel, answers_of, draft_start_of, never, paths_of, tiny_target
 
 from dllm_decode import (
     ARVerify,
@@ -31,7 +31,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
 def drafted(pool: Pool, texts: list[list[int]]) -> Draft:
     lengths = torch.full((len(texts),), 7)
-    return pool.draft(beginning_of(texts), torch.zeros(len(texts), 7, 0), lengths)
+    return pool.draft(draft_start_of(texts), torch.zeros(len(texts), 7, 0), lengths)
 
 
 def copies(pool: Pool, texts: list[list[int]]) -> list[list[int]]:

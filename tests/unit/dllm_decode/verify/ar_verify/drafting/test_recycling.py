@@ -3,19 +3,19 @@
 from itertools import product
 
 import torch
-from toys import HashModel, answers_of, beginning_of, paths_of, tiny_target
+from toys import HashModel, answers_of, draft_start_of, paths_of, tiny_target
 
 from dllm_decode import ARVerify, Draft, Recycling, as_causal_target, decode, generate, load_model
 from dllm_decode.verify.acceptance import Verdict
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.drafts import DraftStart
 from samplers import FixedSchedule
 
 # For each token the three likeliest next ones; nobody has read 0, 4 and 5.
 MEMORY = [[-1] * 3, [2, 3, 4], [3, 1, 0], [1, 2, 5], [-1] * 3, [-1] * 3]
 
 
-def remembering(last: int) -> Beginning:
-    return beginning_of([[0, last]], memory=torch.tensor([MEMORY]))
+def remembering(last: int) -> DraftStart:
+    return draft_start_of([[0, last]], memory=torch.tensor([MEMORY]))
 
 
 def expected_paths(last: int, memory: list[list[int]], most: int) -> list[list[int]]:
@@ -42,7 +42,7 @@ def test_the_ranks_of_a_path_add_up_to_at_most_k() -> None:
 
 
 def test_an_accepted_token_is_remembered_rather_than_a_rejected_one() -> None:
-    beginning = remembering(5)
+    start = remembering(5)
     # 5 is followed by 1 (rejected) and by 2 and again 1 (accepted); the last node does not count.
     draft = Draft(
         torch.tensor([[1, 2, 1, 3, 4]]), torch.tensor([4]),
@@ -53,22 +53,22 @@ def test_an_accepted_token_is_remembered_rather_than_a_rejected_one() -> None:
     for column in range(6):
         logits[0, column, column : column + 3] = torch.tensor([3.0, 2.0, 1.0])
     verdict = Verdict(torch.tensor([[2, 1, 7]]), torch.tensor([2]), torch.tensor([[1, 2, 2]]))
-    memory = Recycling(3).memory_after(beginning, draft, logits, verdict)
+    memory = Recycling(3).memory_after(start, draft, logits, verdict)
     assert memory[0].tolist() == [
         [-1, -1, -1], [3, 4, 5], [2, 3, 4], [4, 5, 6], [-1, -1, -1], [0, 1, 2],
     ]  # fmt: skip
-    assert beginning.memory is not None
-    assert beginning.memory[0].tolist() == MEMORY
+    assert start.memory is not None
+    assert start.memory[0].tolist() == MEMORY
 
 
 def test_a_repeated_token_is_remembered_alike_alone_and_beside_a_longer_path() -> None:
-    beginning = remembering(5)
-    assert beginning.memory is not None
+    start = remembering(5)
+    assert start.memory is not None
     draft = Draft(torch.tensor([[5, 1]]), torch.tensor([2]), parents=torch.tensor([[-1, 0]]))
     logits = torch.eye(3, 8)[None]
     memories = [
         Recycling(1).memory_after(
-            beginning._replace(memory=beginning.memory[..., :1]), draft, logits,
+            start._replace(memory=start.memory[..., :1]), draft, logits,
             Verdict(torch.tensor([[5, 1]]), torch.tensor([1]), torch.tensor([places])),
         )
         for places in ([0], [0, 1], [0, 0, 0])

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import DriftingModel, beginning_of, logits_of, paths_of, tiny_llama, tiny_target
+from toys import DriftingModel, draft_start_of, logits_of, paths_of, tiny_llama, tiny_target
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from dllm_decode import ARVerify, CausalTarget, Draft, Drafting, DraftLength, Tree, decode
 from dllm_decode.models.targets.causal import Reading
 from dllm_decode.models.targets.trees import ancestors
 from dllm_decode.verify.acceptance import accept_tree
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.drafts import DraftStart
 from samplers import ConfidenceThreshold, FixedSchedule
 
 VECTORS = Path(__file__).parents[5] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
@@ -25,8 +25,8 @@ CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
 
 
 def tree_of(tree: Tree, logits: Tensor, ends: tuple[int, ...] = (98,)) -> Draft:
-    beginning = beginning_of([[0]], eos_ids=ends)
-    return tree.draft(beginning, logits[None], torch.tensor([len(logits)]))
+    start = draft_start_of([[0]], eos_ids=ends)
+    return tree.draft(start, logits[None], torch.tensor([len(logits)]))
 
 
 def golden_draft(nodes: list[dict[str, Any]]) -> Draft:
@@ -99,7 +99,7 @@ def test_a_tree_has_the_nodes_of_a_search_by_heap(seed: int) -> None:
     logits[:, :, [2, 5]] = -torch.inf
     lengths, ends = torch.tensor([7, 1, 4]), (0, 3)
     for budget in (1, 2, 9, 40):
-        draft = Tree(budget, 11).draft(beginning_of([[0]] * 3, eos_ids=ends), logits, lengths)
+        draft = Tree(budget, 11).draft(draft_start_of([[0]] * 3, eos_ids=ends), logits, lengths)
         assert int(draft.num_broken()) == 0
         for row in range(3):
             expected = best_first(logits[row, : lengths[row]], budget, ends)
@@ -137,7 +137,7 @@ class Given(Drafting):
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
 
-    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+    def draft(self, start: DraftStart, logits: Tensor, lengths: Tensor) -> Draft:
         tokens, parents = torch.tensor([self.tokens]), torch.tensor([self.parents])
         counts = torch.full_like(lengths, len(self.tokens))
         return Draft(tokens.expand(len(counts), -1), counts, parents=parents)

@@ -1,4 +1,4 @@
-"""States of the rows that one forward looked at, with their logits.
+"""Canvases of the rows that one forward looked at, with their logits.
 
 Row 0 has two drafts, row 1 one, row 2 (in its first forward of a block) none:
 
@@ -20,60 +20,60 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.sending import send
 
 
-class Level(NamedTuple):
-    """One state for each of the listed rows.
+class DraftStep(NamedTuple):
+    """Canvases of some rows after equally many drafted steps; after none, the rows' own canvases.
 
     Attributes:
         rows: The rows.
-        tokens: Their states: whole canvases.
+        tokens: One canvas of each of these rows.
     """
 
     rows: list[int]
     tokens: Int[Tensor, "N L"]
 
 
-class Standing(NamedTuple):
-    """The evaluated state that a row is in, as numbers that the host knows.
+class RowProgress(NamedTuple):
+    """How far a row has come among its evaluated canvases, as numbers that the host knows.
 
     Attributes:
-        reached: Branch of the row's present state; -1: that state was not evaluated.
-        start: Column at which the logits begin.
-        num_open: Unsettled positions of the open block.
-        committed: Positions that the last step settled; 0 if the row took none.
+        reached: Branch of the row's present canvas; -1: this canvas was not evaluated.
+        logits_start: Column at which the logits begin.
+        num_unsettled: Unsettled positions of the row's opening.
+        num_settled: Positions that the last step settled; 0 if the row took none.
     """
 
     reached: int = -1
-    start: int = 0
-    num_open: int = 0
-    committed: int = 0
+    logits_start: int = 0
+    num_unsettled: int = 0
+    num_settled: int = 0
 
     @property
     def expected_steps(self) -> int:
         """Steps until the block is finished, if each step settles as many positions as the last."""
-        return -(-self.num_open // max(1, self.committed))
+        return -(-self.num_unsettled // max(1, self.num_settled))
 
 
-class EvaluatedStates(NamedTuple):
-    """The states of each row that the last forward looked at, the present one first.
+class EvaluatedCanvases(NamedTuple):
+    """The canvases of each row that the last forward looked at, the row's own one first.
 
     Attributes:
-        tokens: The states; -1 in unused branches.
-        logits: For each state the logits of the columns from `starts` on.
-        starts: Column of each row at which the logits begin.
+        tokens: The canvases; -1 in unused branches.
+        logits: For each canvas the logits of the columns from `logits_starts` on.
+        logits_starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
-        reached: The branch of the row's present state; -1: that state was not evaluated.
-        num_open: Unsettled positions of the open block before the last step.
+        reached: The branch of the row's present canvas; -1: this canvas was not evaluated.
+        num_unsettled: Unsettled positions of the row's opening before the last step.
     """
 
     tokens: Int[Tensor, "B D L"]
     logits: Float[Tensor, "B D W V"]
-    starts: Int[Tensor, " B"]
+    logits_starts: Int[Tensor, " B"]
     latest: Int[Tensor, " B"]
     reached: Int[Tensor, " B"]
-    num_open: Int[Tensor, " B"]
+    num_unsettled: Int[Tensor, " B"]
 
-    def moved(self, canvas: Canvas) -> "EvaluatedStates":
-        """Returns the states with `reached` updated to the present canvas."""
+    def with_present(self, canvas: Canvas) -> "EvaluatedCanvases":
+        """Returns the same canvases, with `reached` for the present canvas of each row."""
         # A longer row that has joined may have widened the canvas.
         padding = (0, canvas.width - self.tokens.shape[2])
         tokens = pad(self.tokens, padding, value=canvas.eos_ids[0]) if padding[1] else self.tokens
@@ -81,37 +81,39 @@ class EvaluatedStates(NamedTuple):
         reached = torch.where(is_present.any(-1), is_present.long().argmax(-1), -1)
         return self._replace(tokens=tokens, reached=reached)
 
-    def current(self) -> Int[Tensor, " B"]:
+    def current_branches(self) -> Int[Tensor, " B"]:
         """Returns each row's present branch; if there is none, the branch of its last step."""
         return torch.where(self.reached < 0, self.latest, self.reached)
 
     def num_drafted(self) -> Int[Tensor, " B"]:
-        """Counts the tokens in which each draft differs from the state before it."""
+        """Counts the tokens in which each draft differs from the canvas before it."""
         drafts = self.tokens[:, 1:]
         return ((drafts != self.tokens[:, :-1]) & (drafts >= 0)).sum((1, 2))
 
     def num_accepted(self) -> Int[Tensor, " B"]:
-        """Counts the tokens in which the present states differ from the latest ones."""
+        """Counts the tokens in which the present canvases differ from the `latest` ones."""
         rows = torch.arange(len(self.latest), device=self.latest.device)
-        return (self.tokens[rows, self.current()] != self.tokens[rows, self.latest]).sum(-1)
+        return (self.tokens[rows, self.current_branches()] != self.tokens[rows, self.latest]).sum(
+            -1
+        )
 
     def latest_logits(
         self,
         rows: Int[Tensor, " N"],
-        starts: Sequence[int],
-        logit_starts: Sequence[int],
+        window_starts: Sequence[int],
+        logits_starts: Sequence[int],
         width: int,
     ) -> Float[Tensor, "N W V"]:
-        """Returns logits of the latest states of some rows.
+        """Returns logits of the `latest` branches of some rows.
 
         Args:
             rows: The rows.
-            starts: First column of each row's window.
-            logit_starts: First column of each row's logits: `self.starts`, known to the host.
+            window_starts: First column of each row's window.
+            logits_starts: `self.logits_starts` of these rows, as numbers that the host knows.
             width: Columns of the window.
         """
         logits = self.logits[rows, self.latest[rows]]
-        offsets = [start - begin for start, begin in zip(starts, logit_starts, strict=True)]
+        offsets = [a - b for a, b in zip(window_starts, logits_starts, strict=True)]
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
         else:
@@ -122,25 +124,25 @@ class EvaluatedStates(NamedTuple):
         return window_logits
 
 
-def states_by_row(
-    parts: Shaped[Tensor, "N ..."],
+def by_row_and_branch(
+    values: Shaped[Tensor, "N ..."],
     rows: Sequence[int],
     branches: Sequence[int],
     size: tuple[int, int],
     *,
     fill: int = 0,
 ) -> Shaped[Tensor, "B D ..."]:
-    """Lays out states, which come in the order of their branches, by row and branch."""
-    if len(parts) == size[0] * size[1]:
+    """Lays out values, which come in the order of the branches, by row and branch."""
+    if len(values) == size[0] * size[1]:
         # No branch is unused, so that nothing has to be copied.
-        return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
-    by_branch = parts.new_full((*size, *parts.shape[1:]), fill)
-    index = send([rows, branches], parts.device)
-    by_branch[index[0], index[1]] = parts
+        return values.reshape(size[1], size[0], *values.shape[1:]).transpose(0, 1)
+    by_branch = values.new_full((*size, *values.shape[1:]), fill)
+    index = send([rows, branches], values.device)
+    by_branch[index[0], index[1]] = values
     return by_branch
 
 
-def num_unsettled(canvas: Canvas, bounds: Sequence[tuple[int, int]]) -> Int[Tensor, " B"]:
+def count_unsettled(canvas: Canvas, bounds: Sequence[tuple[int, int]]) -> Int[Tensor, " B"]:
     """Counts each row's unsettled columns within the row's bounds."""
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     limits = send(bounds, canvas.tokens.device)

@@ -1,4 +1,4 @@
-"""One round of a causal target: it reads a draft after the committed text, and predicts."""
+"""Verifiers with a causal target, and one forward of it: it reads a draft, and predicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +17,22 @@ from dllm_decode.engine.forward import forward, ids_on_device, note_not_finite
 from dllm_decode.engine.state import State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.base import Decision, Sampler
 
 
-class TargetRound(NamedTuple):
-    """A target's forward over drafts.
+class TargetForward(NamedTuple):
+    """The result of one forward of a target over drafts.
 
     Attributes:
         logits: Logits after the committed text, then after each token of the longest draft.
         reading: Keys and values of the forward, for `past`.
-        unread: Number of committed tokens that the target read for the first time.
+        num_unread: Number of committed tokens that the target had not read before this forward.
     """
 
     logits: Float[Tensor, "B N V"]
     reading: Reading
-    unread: Int[Tensor, " B"]
+    num_unread: Int[Tensor, " B"]
 
     def past(
         self, num_committed: Int[Tensor, " B"], places: Int[Tensor, "B D"] | None = None
@@ -41,15 +41,16 @@ class TargetRound(NamedTuple):
 
         Args:
             num_committed: Tokens that the round commits, the target's own last one included.
-            places: Index in the draft of each accepted token; `None`: the draft's first tokens.
+            places: As in `Verdict`.
         """
-        num_kept = self.unread + num_committed - 1
+        num_kept = self.num_unread + num_committed - 1
         if places is None:
             return self.reading.keep(num_kept)
-        unread = self.unread[:, None]
-        columns = torch.arange(int(self.unread.max()) + places.shape[1], device=places.device)
-        accepted = unread + places.gather(1, (columns - unread).clamp(0, places.shape[1] - 1))
-        return self.reading.keep(num_kept, torch.where(columns < unread, columns, accepted))
+        num_unread = self.num_unread[:, None]
+        columns = torch.arange(int(self.num_unread.max()) + places.shape[1], device=places.device)
+        depths = (columns - num_unread).clamp(0, places.shape[1] - 1)
+        accepted = num_unread + places.gather(1, depths)
+        return self.reading.keep(num_kept, torch.where(columns < num_unread, columns, accepted))
 
 
 def require_target(verifier: str, target: object) -> None:
@@ -107,7 +108,7 @@ class TargetVerifier(Verifier):
         if any(token != mask_id for token in request.template[request.first_blank(mask_id) :]):
             raise ValueError(
                 f"A template must give the beginning of an answer, since {name} writes from left "
-                "to right, got one with given tokens after open positions. Use another verifier."
+                "to right, got one with given tokens after [MASK]. Use another verifier."
             )
         token_ids = [token for token in (*request.prompt, *request.template) if token != mask_id]
         if max(token_ids) >= target.num_shared_ids:
@@ -134,7 +135,7 @@ def ask_drafter(
         state: The rows.
         target: The target; tokens that it does not know get logits of -inf.
         width: Columns to predict, W.
-        drafts: States of some rows to look at; `None`: the canvas.
+        drafts: Canvases of some rows to look at; `None`: the canvas of the state.
         lengths: Columns of each row that count as its open block; `None`: `width`.
     """
     window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
@@ -166,10 +167,10 @@ def ask_target(
     decoder: Decoder,
     state: State,
     target: CausalTarget,
-    beginning: Beginning,
+    start: DraftStart,
     draft: Draft,
     past: Past,
-) -> tuple[State, TargetRound]:
+) -> tuple[State, TargetForward]:
     """Lets the target read the drafts in one forward.
 
     The target reads only tokens that it has not read yet: in the first round the whole prompt, in
@@ -179,9 +180,9 @@ def ask_target(
     Raises:
         RuntimeError: If a draft is not a tree.
     """
-    canvas = beginning.canvas
-    unread = beginning.first - past.lengths
-    counts = unread + draft.counts
+    canvas = start.canvas
+    num_unread = start.first_unsettled - past.lengths
+    counts = num_unread + draft.counts
     sizes = torch.stack([counts.max(), draft.counts.max(), draft.num_broken()])
     width, longest, num_broken = sizes.tolist()
     if num_broken:
@@ -189,18 +190,18 @@ def ask_target(
             "Every token of a draft must come after its parent and differ from its siblings, got "
             f"{num_broken} that do not. Mend `draft` of the verifier's drafting."
         )
-    places = torch.arange(width, device=unread.device)
+    places = torch.arange(width, device=num_unread.device)
     columns = past.lengths[:, None] + places
     committed = canvas.tokens.gather(1, columns.clamp(max=canvas.width - 1))
-    drafted = (places - unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
+    drafted = (places - num_unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
     drafted = draft.tokens.gather(1, drafted)
-    tokens = torch.where(places < unread[:, None], committed, drafted)
+    tokens = torch.where(places < num_unread[:, None], committed, drafted)
     # The target may know neither [MASK] nor the tokens that fill up a row, nor all that is drafted.
     unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
     unknown |= tokens >= target.num_shared_ids
     tokens = tokens.masked_fill(unknown, target.eos_ids[0])
     reading = target.read(
-        past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1,
+        past, tokens, counts, num_logits=longest + 1, first_logits=num_unread - 1,
         parents=draft.shortened(longest).parents,
     )  # fmt: skip
     # Logits of ids that both models know.
@@ -210,4 +211,4 @@ def ask_target(
     logits = logits.index_fill_(-1, ids_on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
-    return state._replace(cost=cost, rows=rows), TargetRound(logits, reading, unread)
+    return state._replace(cost=cost, rows=rows), TargetForward(logits, reading, num_unread)
