@@ -62,7 +62,7 @@ class Watch:
                 and row.first_unsettled < row.opening.stop
             )
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
-        self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
+        self.note("rows at different blocks", len({r.opening.start - r.blocks_start for r in rows}) > 1)
         self.note("rows of different temperature", len({r.config.temperature for r in rows}) > 1)
         self.note("rows of different length", len({r.config.gen_length for r in rows}) > 1)
         stayed = [index for index in self.order if index in indices]
