@@ -25,7 +25,7 @@ TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,checked_types.check
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   property/test_acceptance_laws.py unit/test_layers.py \
   unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
-  $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_trace \
+  $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_recorders \
     engine/constraints/test_paths models/network/test_groups models/network/test_moe rollouts/test_score \
     training/test_block_diffusion training/test_learn2pd training/test_certainty) \
   unit/eval/lm_harness/test_likelihood.py unit/eval/metrics/test_metrics.py)

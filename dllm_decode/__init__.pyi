@@ -31,10 +31,11 @@ from .core.model import ForwardInputs, KVCache, MaskPredictor
 from .core.observers import Observer, StepEvent
 from .core.options import DecodeConfig
 from .core.output import DecodeOutput
-from .core.passes import Pass, Window
+from .core.passes import Pass
 from .core.recorders import Gain, Gains, Revision, Trace
-from .core.rows import Request, RequestQueue
+from .core.requests import Request, RequestQueue
 from .core.stopping import NeverStop, StopRule, StopStrings
+from .core.window import Window
 from .engine.decoder import Decoder
 from .engine.decoding import decode, decode_many, new_decoder
 from .engine.loop import rounds, run

@@ -19,14 +19,15 @@ from dllm_decode.caches.base import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import Request, RequestQueue, Row
+from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Row
 from dllm_decode.engine.decoding import new_decoder, raise_errors
 from dllm_decode.engine.loop import run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.loading.new_llada import new_llada
-from dllm_decode.models.masked_transformer import MaskedTransformer
-from dllm_decode.verify.self_verify.self_verify import SelfVerify
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
+from dllm_decode.verify.self_verify import SelfVerify
 from samplers import testing
 from samplers.base import Sampler
 from samplers.checks import require_plugin, shown

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Window
+from dllm_decode.core.window import Window
 from samplers.state import map_state
 from samplers.view import View
 

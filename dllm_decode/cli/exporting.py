@@ -13,7 +13,7 @@ def run(options: Namespace) -> int:
     import torch
 
     from dllm_decode.models import save_model
-    from dllm_decode.models.masked_transformer import require_own_network
+    from dllm_decode.models.predictors.masked_transformer import require_own_network
     from dllm_decode.settings.models import load
 
     loaded = load(options.model, revision=options.revision, needs_tokenizer=False)

@@ -2,7 +2,7 @@
 
 decoding.py                decode and decode_many, for callers who have all prompts
 decoder.py                 model, plug-ins and options of a decode
-requests.py                from prompts to requests
+make_requests.py           from prompts to requests
 loop.py                    rows join, take steps and leave
 round.py                   one round
 join.py                    rows that join and leave

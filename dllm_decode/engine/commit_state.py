@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.commits import Commits
-from dllm_decode.core.passes import Window, part_of
+from dllm_decode.core.passes import part_of
+from dllm_decode.core.window import Window
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import log_probability, logprob_temperature
 from samplers.state import pad_state

@@ -11,7 +11,7 @@ from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import Compilable, MaskPredictor, RoutesByBlock, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, read_prompt, read_template
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import uniform_state_checks

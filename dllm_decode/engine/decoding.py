@@ -21,18 +21,18 @@ from dllm_decode.core.prompts import (
     require_templates,
     token_lists,
 )
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run
-from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import (
+from dllm_decode.engine.make_requests import (
     Constraining,
     requests_of,
     require_seeds,
 )
+from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
 from samplers.base import Sampler
 from samplers.checks import require_integer

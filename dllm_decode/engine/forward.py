@@ -14,8 +14,9 @@ from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, in_whole_blocks, union, without
 from dllm_decode.core.model import num_calls, predict_all
-from dllm_decode.core.passes import Branches, Pass, Window, part_of
+from dllm_decode.core.passes import Branches, Pass, part_of
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.checks import require_branches, require_columns, require_hidden
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import inputs_of

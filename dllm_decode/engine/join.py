@@ -7,7 +7,8 @@ import torch
 
 from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.rows import PluginNumbers, Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import PluginNumbers, Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
 from dllm_decode.engine.commit_state import CommitState

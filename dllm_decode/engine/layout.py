@@ -17,9 +17,9 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.columns import Columns, num_columns
-from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
+from dllm_decode.core.window import Window
 
 
 class Plan(NamedTuple):

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.core.passes import Edit, Pass, Window, keep_inputs
+from dllm_decode.core.passes import Edit, Pass, keep_inputs
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State

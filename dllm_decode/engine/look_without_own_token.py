@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.passes import Pass, Window
+from dllm_decode.core.passes import Pass
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import with_window

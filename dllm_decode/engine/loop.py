@@ -6,7 +6,7 @@ from itertools import count
 import torch
 
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.ended import EndedRequest, outputs_of, rows_answered_by_template
 from dllm_decode.engine.join import join, leave, new_canvas

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State

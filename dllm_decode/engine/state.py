@@ -10,9 +10,9 @@ from torch import Tensor
 from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import KVCache
-from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.layout import Layout

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
 from samplers.base import Sampler

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.constraints.forced_tokens import with_forced_tokens
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.row_options import temperature_of, truncation_of

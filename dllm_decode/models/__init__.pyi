@@ -3,9 +3,9 @@ from .loading.load import load_model
 from .loading.new_llada import new_llada
 from .loading.target import load_drafter, load_target
 from .loading.weight_versions import replace_weights
-from .masked_transformer import MaskedTransformer
 from .network.config import NetworkConfig
 from .network.transformer import Transformer
+from .predictors.masked_transformer import MaskedTransformer
 from .targets.causal import CausalTarget
 from .targets.own_weights import as_causal_target
 

@@ -22,7 +22,8 @@ from dllm_decode.core.files import append_text, mend_last_line, whole_lines
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput, before_end
-from dllm_decode.core.rows import Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Row
 from dllm_decode.engine.commit_state import log_probabilities
 from dllm_decode.engine.decoder import Decoder
 

@@ -11,7 +11,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder

@@ -15,7 +15,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.weight_versions import version_of
-from dllm_decode.models.masked_transformer import attention_on, require_own_network
+from dllm_decode.models.predictors.masked_transformer import attention_on, require_own_network
 from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_steps
 from dllm_decode.rollouts.rollout import Rollout, Write
 from dllm_decode.rollouts.scored_rows import ScoredRow, rows_of

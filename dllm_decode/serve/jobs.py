@@ -8,7 +8,7 @@ import torch
 
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.text.reading import LEAST_LOGPROB
 
 Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.output import final_tokens
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.weight_versions import replace_weights, version_of
-from dllm_decode.models.masked_transformer import require_own_network
+from dllm_decode.models.predictors.masked_transformer import require_own_network
 from dllm_decode.serve.jobs import CanvasShown, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 

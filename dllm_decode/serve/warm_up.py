@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import torch
 
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import rounds
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 from dllm_decode.serve.limits import Limits
 
 # Tokens of the rows. Each length needs other kinds of forwards; those of longer rows are recorded

@@ -14,7 +14,7 @@ from torch import Tensor
 from dllm_decode.core.commits import Commits
 from dllm_decode.core.files import write_text
 from dllm_decode.core.output import DecodeOutput, before_end
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.tokenization import Tokenizer
 

@@ -14,14 +14,14 @@ from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import Array, Prompt
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.user_warnings import warn_user
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoding import gather_outputs, raise_errors
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import require_observers, run
+from dllm_decode.engine.make_requests import require_seeds
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import require_seeds
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of

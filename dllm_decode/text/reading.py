@@ -18,7 +18,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.prompts import Prompt
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.sizes import round_up
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder, raise_errors

@@ -9,13 +9,13 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import final_tokens
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import raise_errors
 from dllm_decode.engine.loop import rounds
+from dllm_decode.engine.make_requests import requests_of
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import requests_of
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, read_options

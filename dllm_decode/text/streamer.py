@@ -7,7 +7,7 @@ import torch
 
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.output import final_tokens
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from samplers.checks import shown
 
 

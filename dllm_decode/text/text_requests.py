@@ -9,14 +9,14 @@ from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import DecodeConfig, DecodeOptions
 from dllm_decode.core.prompts import Prompt, filling_options, require_one_each, require_templates
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine import uniform_state_checks
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.default_sampler import default_sampler
-from dllm_decode.engine.requests import requests_of
+from dllm_decode.engine.make_requests import requests_of
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.blanks import template_ids

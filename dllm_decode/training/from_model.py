@@ -15,7 +15,7 @@ from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.export import files_of_model
 from dllm_decode.models.loading.json_files import read_json, write_sorted_json
 from dllm_decode.models.loading.weights import write_weights
-from dllm_decode.models.masked_transformer import require_own_network
+from dllm_decode.models.predictors.masked_transformer import require_own_network
 
 _BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 _WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")

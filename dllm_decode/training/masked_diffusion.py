@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 from dllm_decode.training.examples import Batch, Objective
 from samplers.checks import CheckedFields, Probability, count_from
 

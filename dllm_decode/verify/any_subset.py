@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.passes import Branches, Edit, Pass, Window
+from dllm_decode.core.passes import Branches, Edit, Pass
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.passes import Branches, Pass, Window
-from dllm_decode.core.rows import Request
+from dllm_decode.core.passes import Branches, Pass
+from dllm_decode.core.requests import Request
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward, ids_on_device, note_not_finite
 from dllm_decode.engine.state import State

@@ -8,7 +8,7 @@ from torch.optim import AdamW, Optimizer
 
 from dllm_decode.models import save_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
-from dllm_decode.models.masked_transformer import require_own_network
+from dllm_decode.models.predictors.masked_transformer import require_own_network
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.models import load
 from dllm_decode.settings.options import LENGTHS, given_options

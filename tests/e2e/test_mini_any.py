@@ -7,7 +7,7 @@ from eval_runs import answered
 
 from dllm_decode import AnySubsetVerify, generate, load_model
 from dllm_decode.cli.main import main
-from dllm_decode.models.xlnet import XLNet
+from dllm_decode.models.predictors.xlnet import XLNet
 from samplers import ConfidenceThreshold
 
 

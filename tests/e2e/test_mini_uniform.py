@@ -7,7 +7,7 @@ from eval_runs import answered
 
 from dllm_decode import FreeCache, generate, load_model
 from dllm_decode.cli.main import main
-from dllm_decode.models.diffusion_gemma import DiffusionGemma
+from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
 from eval.tasks import WordProblems
 from samplers import AcceptAndRenoise
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_decode import DecodeConfig, new_decoder, run
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.verify import AnySubsetVerify, acceptance, any_subset
 from samplers import ConfidenceThreshold
 from samplers.logits import statistics

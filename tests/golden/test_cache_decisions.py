@@ -19,7 +19,8 @@ from dllm_decode.caches import CacheQuery, History
 from dllm_decode.caches.history import LastLook
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.rows import Opening, PluginNumbers, Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Opening, PluginNumbers, Row
 
 RUNS = json.loads((Path(__file__).parent / "data" / "caches" / "d2cache.json").read_text())["runs"]
 MASK, EOS = 508, 500

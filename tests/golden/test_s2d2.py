@@ -17,7 +17,7 @@ from tiny_models import recorded_model
 from dllm_decode import StepEvent, new_decoder, run
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.verify import S2D2, MinimumSpan, ScoreThreshold
 from samplers import ConfidenceThreshold, JointThreshold, Sampler

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
-from golden.official_bugs import EntryToken, StaleFreeCache, WithoutEntry
+from official_bugs import EntryToken, StaleFreeCache, WithoutEntry
 from tiny_models import recorded_model
 
 import samplers
@@ -29,7 +29,7 @@ from dllm_decode import StepEvent, blocks, caches, new_decoder
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run as decode_requests
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
@@ -826,7 +826,7 @@ the official code leaves [MASK] a share of the probability, and this package doe
 "Repaired" runs are compared with the trace of the same code with a defect repaired, since its own
 trace shows the defect; [MASK] written as a token is one. "Left out" counts runs and says why.
 Names, sources and commits are in the files, `tests/golden/data/traces`. This page is written by
-`PYTHONPATH=.:tests python tests/golden/test_traces.py`.
+`PYTHONPATH=.:tests/helpers python tests/golden/test_traces.py`.
 
 {table()}"""
 

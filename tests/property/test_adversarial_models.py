@@ -12,7 +12,7 @@ from dllm_decode import NoVerifier, SelfVerify, Verifier
 from dllm_decode.caches import NoCache
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.options import DecodeConfig, RequestOptions
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.engine.compatibility import check
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder

@@ -13,12 +13,12 @@ from torch import Tensor
 from toys import misfit
 
 from dllm_decode import DecodeConfig, DecodeOutput, decode, decode_many, new_decoder
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import join, new_canvas
 from dllm_decode.engine.round import open_blocks
 from dllm_decode.engine.state import State
-from dllm_decode.models.xlnet import XLNet
+from dllm_decode.models.predictors.xlnet import XLNet
 from dllm_decode.verify import AnySubsetVerify, any_subset
 from samplers import ConfidenceThreshold
 from samplers.logits import statistics

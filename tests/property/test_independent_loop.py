@@ -12,7 +12,7 @@ from fuzzed_cases import EOS, Case, CountedToy, config_of, random_model, with_re
 from tiny_models import EVERY_FAMILY
 
 from dllm_decode import CachePolicy, DualCache, NoCache, PrefixCache
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.loop import run
 from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, JointThreshold, Sampler, Wino

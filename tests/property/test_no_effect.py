@@ -16,7 +16,7 @@ from fuzzed import COSTS
 from fuzzed_cases import Case, case_of
 
 from dllm_decode import DualCache, NoCache, NoVerifier, PrefixCache, Sequential
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder, raise_errors
 from dllm_decode.engine.loop import run

@@ -113,7 +113,7 @@ def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
     for room, name in [
         ("engine.round", "open_blocks"), ("engine.decide", "decide"), ("engine.settle", "settle"),
         ("engine.round", "advance"), ("engine.layout", "Layout.of"), ("engine.forward", "forward"),
-        ("core.rows", "RequestQueue"),
+        ("core.requests", "RequestQueue"),
     ]:  # fmt: skip
         assert name in text, f"{name} is not in the picture any more"
         attrgetter(name)(import_module(f"dllm_decode.{room}"))

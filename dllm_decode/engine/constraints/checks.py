@@ -2,7 +2,7 @@
 
 from dllm_decode.core.automaton import EOS_CLASS, Automaton
 from dllm_decode.core.model import MaskPredictor, UniformState
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact, PlugIn

@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
+from dllm_decode.core.window import Window
 from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.constraints.paths import Path, Span, best_path, draw_path
 from dllm_decode.engine.decoder import Decoder

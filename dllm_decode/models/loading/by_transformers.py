@@ -15,8 +15,8 @@ from dllm_decode.models.loading.model_needs import generation_config_of
 from dllm_decode.models.loading.weights import digest_of_tensor, model_files
 
 if TYPE_CHECKING:
-    from dllm_decode.models.diffusion_gemma import DiffusionGemma
-    from dllm_decode.models.xlnet import XLNet
+    from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
+    from dllm_decode.models.predictors.xlnet import XLNet
 
 # For a folder without a tokenizer.
 _MASK_ID_OF_XLNET = 6
@@ -103,7 +103,7 @@ def load_diffusion_gemma(
         raise ValueError(
             f"{name} needs transformers 5.23 or later, which has its network. Install that."
         ) from error
-    from dllm_decode.models.diffusion_gemma import DiffusionGemma
+    from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
 
     files, is_spread = model_files(folder), device == "auto"
     network = load_by_transformers(
@@ -146,7 +146,7 @@ def load_xlnet(
     """
     from transformers import XLNetLMHeadModel
 
-    from dllm_decode.models.xlnet import XLNet
+    from dllm_decode.models.predictors.xlnet import XLNet
 
     path = folder / "config.json"
     config = ConfigReader(read_json(path), file=repr(str(path)))

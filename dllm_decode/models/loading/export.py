@@ -12,7 +12,7 @@ from dllm_decode.models.families import LLADA
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json, write_sorted_json
 from dllm_decode.models.loading.weights import INDEX, shards_of, write_weights
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 
 if TYPE_CHECKING:
     import transformers

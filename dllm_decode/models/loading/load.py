@@ -38,16 +38,16 @@ from dllm_decode.models.loading.weights import (
     model_files,
     weight_files,
 )
-from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
 from dllm_decode.models.network.transformer import Transformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer, require_one_way
 from dllm_decode.models.targets.causal_only import CausalOnly
 from samplers.checks import shown
 
 if TYPE_CHECKING:
     import transformers
 
-    from dllm_decode.models.diffusion_gemma import DiffusionGemma
-    from dllm_decode.models.xlnet import XLNet
+    from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
+    from dllm_decode.models.predictors.xlnet import XLNet
 
 LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
 """A network of this package, or one that transformers computes."""

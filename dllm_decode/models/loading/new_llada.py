@@ -3,9 +3,9 @@
 import torch
 
 from dllm_decode.models.loading.placement import empty, new_on_meta
-from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 
 
 def new_llada(

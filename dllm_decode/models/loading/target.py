@@ -13,7 +13,7 @@ from dllm_decode.models.loading.load_options import LoadOptions, require_options
 from dllm_decode.models.loading.model_folder import find_model
 from dllm_decode.models.loading.placement import Device, available
 from dllm_decode.models.loading.weights import model_files, require_finite, weight_files
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.own_weights import MaskedNetwork, as_causal_target
 from samplers.checks import shown

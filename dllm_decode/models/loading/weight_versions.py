@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.models.loading.load import load_model
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer
 from samplers.checks import shown
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
+from dllm_decode.models.predictors.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.models.targets.target_network import CausalInputs, CausalOutput, LayerKVs

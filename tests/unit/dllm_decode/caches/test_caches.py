@@ -21,7 +21,8 @@ from dllm_decode import (
 from dllm_decode.caches import CacheQuery, History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import columns
-from dllm_decode.core.rows import Opening, PluginNumbers, Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Opening, PluginNumbers, Row
 from dllm_decode.testing import row_of
 from samplers import FixedSchedule
 

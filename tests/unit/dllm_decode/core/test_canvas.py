@@ -1,7 +1,8 @@
 """Behaviour of a canvas that property/test_independent_loop.py does not check."""
 
 from dllm_decode import Canvas, DecodeConfig
-from dllm_decode.core.rows import Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Row
 
 MASK, EOS = 9, 8
 

@@ -23,8 +23,9 @@ from dllm_decode import (
 )
 from dllm_decode.blocks import Sequential
 from dllm_decode.core.columns import columns
-from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Opening
+from dllm_decode.core.window import Window
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import look
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View

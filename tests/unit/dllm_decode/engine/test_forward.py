@@ -7,8 +7,9 @@ from tiny_models import tiny
 from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.passes import Pass, Window
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.passes import Pass
+from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder
 from dllm_decode.engine.forward import forward

@@ -31,7 +31,7 @@ from dllm_decode import (
     read,
 )
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.models.diffusion_gemma import DiffusionGemma
+from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
 from dllm_decode.serve.limits import Limits
 from eval.lm_harness.likelihood import LeftToRight, Likelihood
 from samplers import AcceptAndRenoise, ConfidenceThreshold, JointThreshold

@@ -8,7 +8,7 @@ from toys import HashModel
 
 from dllm_decode import AnySubsetVerify, MultiBlock, PrefixCache, decode, new_decoder, run
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.requests import RequestQueue
 from samplers import ConfidenceThreshold
 
 PROMPTS = [[1, 3], [4]]

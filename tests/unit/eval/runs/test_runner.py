@@ -101,7 +101,7 @@ def test_a_run_cut_after_any_record_goes_on(whole: Path, tmp_path: Path, num_lin
 
 @pytest.mark.slow
 def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path) -> None:
-    exits = in_two_processes(str(ROOT / "tests" / "eval_runs.py"), str(tmp_path))
+    exits = in_two_processes(str(ROOT / "tests" / "helpers" / "eval_runs.py"), str(tmp_path))
     assert [code for code, _ in exits] == [0, 0], exits
     counts = [(tmp_path / f"part-{rank}.jsonl").read_bytes().count(b"\n") for rank in range(2)]
     assert sum(counts) == 20

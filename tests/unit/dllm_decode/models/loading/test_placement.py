@@ -51,7 +51,7 @@ def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden
     script = TESTS / "programs" / "two_devices.py"
     ran = subprocess.run(
         [sys.executable, str(script), str(golden_dir / "models")], capture_output=True, text=True,
-        check=True, cwd=TESTS.parent, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        check=True, cwd=TESTS.parent, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS / 'helpers'}"},
     )  # fmt: skip
     seen = json.loads(ran.stdout)
     refused = {case: result for case, result in seen.items() if case.endswith("without a route")}

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.ar_verify.drafting.ngram import id_tensor
+from dllm_decode.verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.ngram import id_tensor
 from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 

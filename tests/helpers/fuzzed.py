@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from fuzzed_cases import MASK, Case, OneByOne, case_of, written_by_target
 
 from dllm_decode import DecodeOutput, MultiBlock, StepEvent, SuffixWindow, decode, decode_many
-from dllm_decode.core.rows import Request, RequestQueue, Row
+from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Row
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.ended import EndedRequest
 from dllm_decode.engine.loop import run
@@ -62,7 +63,9 @@ class Watch:
                 and row.first_unsettled < row.opening.stop
             )
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
-        self.note("rows at different blocks", len({r.opening.start - r.blocks_start for r in rows}) > 1)
+        self.note(
+            "rows at different blocks", len({r.opening.start - r.blocks_start for r in rows}) > 1
+        )
         self.note("rows of different temperature", len({r.config.temperature for r in rows}) > 1)
         self.note("rows of different length", len({r.config.gen_length for r in rows}) > 1)
         stayed = [index for index in self.order if index in indices]

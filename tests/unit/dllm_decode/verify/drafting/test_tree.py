@@ -20,7 +20,7 @@ from dllm_decode.verify.acceptance import accept_tree
 from dllm_decode.verify.drafts import DraftStart
 from samplers import ConfidenceThreshold, FixedSchedule
 
-VECTORS = Path(__file__).parents[5] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
+VECTORS = Path(__file__).parents[4] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
 
 

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBe
 from benchmarks.plain_loop import run_loop
 from dllm_decode import DualCache, SelfVerify, decode
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.models.transformers_predictor import TransformersMaskPredictor
+from dllm_decode.models.predictors.transformers_predictor import TransformersMaskPredictor
 from samplers import FixedSchedule
 
 V, MASK, EOS = 40, 39, 38

@@ -1,6 +1,6 @@
 """Toy runs, models and tasks for the tests of `eval`; as a script, a run in a process of its own.
 
-python tests/eval_runs.py FOLDER
+python tests/helpers/eval_runs.py FOLDER
 """
 
 import json

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import look, with_window
@@ -18,7 +19,7 @@ from dllm_decode.engine.settle import end_at_eos, with_decision
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import view_of
-from dllm_decode.verify.self_verify.evaluated_canvases import (
+from dllm_decode.verify.evaluated_canvases import (
     DraftStep,
     EvaluatedCanvases,
     RowProgress,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.core.stopping import StopRule
 from dllm_decode.engine.decoder import Decoder
 from samplers.checks import shown

@@ -41,11 +41,12 @@ from dllm_decode import (
     decode,
     new_decoder,
 )
-from dllm_decode.core.rows import Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Row
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
+from dllm_decode.verify import ar_verify
 from dllm_decode.verify.acceptance import accept
-from dllm_decode.verify.ar_verify import ar_verify
 from dllm_decode.verify.drafts import DraftStart
 from dllm_decode.verify.target_verifier import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule

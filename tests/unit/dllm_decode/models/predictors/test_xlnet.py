@@ -22,7 +22,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.models.xlnet import XLNet
+from dllm_decode.models.predictors.xlnet import XLNet
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, Wino
 
 MASK = 6

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # No machine has as many devices, so a value cached for this device never meets a real one's.
 DEVICE = torch.device("cuda", 63)
 MPS = torch.device("mps", 63)
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _CODE = tuple(f"{_ROOT / part}/" for part in ("dllm_decode", "samplers", "eval", "examples"))
 
 # Members that the tensor answers itself; all others are computed on its contents.

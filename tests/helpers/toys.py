@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dllm_decode import Canvas, CausalTarget, DecodeConfig, Draft
 from dllm_decode.core.model import ForwardInputs, KVCache
-from dllm_decode.core.rows import Request, Row
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Row
 from dllm_decode.verify.drafts import DraftStart
 from samplers.logits.noise import mix, position_keys, uniform
 from samplers.logits.statistics import draw

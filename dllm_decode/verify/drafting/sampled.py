@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 from samplers.logits.noise import mix

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def in_two_processes(*words: str, timeout_s: float = 120.0) -> list[tuple[int, str]]:
@@ -16,7 +16,7 @@ def in_two_processes(*words: str, timeout_s: float = 120.0) -> list[tuple[int, s
         port = free.getsockname()[1]
     paths = [
         ROOT,
-        ROOT / "tests",
+        ROOT / "tests" / "helpers",
         ROOT / "tests" / "unit" / "dllm_decode" / "training",
         os.environ.get("PYTHONPATH", ""),
     ]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.sending import send
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import NonNegative, count_from
 from samplers.logits.float64 import widest

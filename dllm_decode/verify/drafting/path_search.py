@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.sending import send
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
+from dllm_decode.verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import NonNegative, Share, count_from, require_number
 from samplers.logits.statistics import log_normaliser, top_k, widen

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
-from dllm_decode.core.passes import Branches, Edit, Pass, Window, keep_inputs
+from dllm_decode.core.passes import Branches, Edit, Pass, keep_inputs
 from dllm_decode.core.sending import send
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
@@ -21,7 +22,7 @@ from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.verifier import Verifier
 from dllm_decode.verify.acceptance import Verdict, accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft
-from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
+from dllm_decode.verify.s2d2_routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact
 from samplers.logits.noise import position_keys

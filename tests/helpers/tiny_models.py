@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerFast
 
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models import MaskedTransformer, load_model, new_llada
-from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.xlnet import XLNet
+from dllm_decode.models.predictors.diffusion_gemma import DiffusionGemma
+from dllm_decode.models.predictors.xlnet import XLNet
 
-MODELS = Path(__file__).parent / "golden" / "data" / "models"
+MODELS = Path(__file__).parents[1] / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
 # Options that config.json leaves open (a user of the real checkpoint gives them too), and defaults
 # that are too large here.

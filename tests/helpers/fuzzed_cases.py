@@ -13,7 +13,7 @@ from toys import Knowing, tiny_target, written_alone
 
 from dllm_decode import DecodeConfig, ForwardInputs, KVCache, blocks, caches, verify
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.rows import Request
+from dllm_decode.core.requests import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import new_decoder

@@ -9,19 +9,20 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.passes import Branches, Window
-from dllm_decode.core.rows import Request
+from dllm_decode.core.passes import Branches
+from dllm_decode.core.requests import Request
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import with_decision
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.verify.acceptance import accept
-from dllm_decode.verify.ar_verify.draft_length import DraftLength, DraftLengths
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
+from dllm_decode.verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.draft_length import DraftLength, DraftLengths
+from dllm_decode.verify.drafting.path_search import PathSearch
 from dllm_decode.verify.drafts import Draft, DraftStart
 from dllm_decode.verify.target_verifier import (
     TargetVerifier,

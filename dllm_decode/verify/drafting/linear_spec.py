@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.target_network import CausalInputs
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Draft, DraftStart
 from dllm_decode.verify.target_verifier import require_target
 from samplers.checks import Probability, count_from

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_decode.core.sending import send
 from dllm_decode.verify.acceptance import Verdict
-from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Draft, DraftStart
 from samplers.checks import count_from
 from samplers.logits.statistics import top_k

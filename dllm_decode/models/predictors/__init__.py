@@ -1,0 +1,1 @@
+"""The mask predictors of this package: each runs one kind of network."""

@@ -1,1 +1,0 @@
-"""Verification of drafts by an autoregressive model."""

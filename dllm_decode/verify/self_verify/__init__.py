@@ -1,1 +1,0 @@
-"""Self-verification: the model checks drafts of its own."""
