@@ -140,7 +140,7 @@ class Canvas:
         """Columns of the answer that hold an EOS."""
         return self.is_eos(self.tokens) & self.after_prompt
 
-    def answers(self) -> Int[Tensor, "B G"]:
+    def answer_tokens(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, filled up with EOS to the length of the longest."""
         length = int(self.gen_lengths.max())
         offsets = torch.arange(length, device=self.tokens.device)

@@ -100,8 +100,8 @@ def decode(
         raise ValueError("decode needs at least one prompt, got none.")
     require_one_each(len(prompt_ids), templates=templates, constraint=constraint)
     requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
-    answers = run(decoder, RequestQueue(requests), len(prompt_ids), observers)
-    return gather_outputs(raise_errors(answers))
+    ended = run(decoder, RequestQueue(requests), len(prompt_ids), observers)
+    return gather_outputs(raise_errors(ended))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -165,8 +165,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop, constraint=constraint, seeds=seeds)
-    answers = run(decoder, RequestQueue(requests), num_rows, observers)
-    return _outputs_in_order(raise_errors(answers))
+    ended = run(decoder, RequestQueue(requests), num_rows, observers)
+    return _outputs_in_order(raise_errors(ended))
 
 
 def new_decoder(
@@ -197,36 +197,36 @@ def new_decoder(
     return decoder
 
 
-def _outputs_in_order(finished: Iterator[EndedRequest]) -> Iterator[DecodeOutput]:
+def _outputs_in_order(ended: Iterator[EndedRequest]) -> Iterator[DecodeOutput]:
     """Returns the outputs in the order of the requests; holds those that end too early."""
     held: dict[int, DecodeOutput] = {}
     first = 0
-    for answer in finished:
-        held[answer.index] = answer.output
+    for request in ended:
+        held[request.index] = request.output
         while first in held:
             yield held.pop(first)
             first += 1
 
 
-def raise_errors(answers: Iterator[EndedRequest]) -> Iterator[EndedRequest]:
-    """Yields answers as they come.
+def raise_errors(ended: Iterator[EndedRequest]) -> Iterator[EndedRequest]:
+    """Yields requests as they end.
 
     Raises:
-        RuntimeError: As soon as an answer has ended with an error.
+        RuntimeError: As soon as a request has ended with an error.
     """
-    for answer in answers:
-        if answer.error:
-            raise RuntimeError(f"{answer.error} (request {answer.index})")
-        yield answer
+    for request in ended:
+        if request.error:
+            raise RuntimeError(f"{request.error} (request {request.index})")
+        yield request
 
 
-def gather_outputs(answers: Iterator[EndedRequest]) -> DecodeOutput:
+def gather_outputs(ended: Iterator[EndedRequest]) -> DecodeOutput:
     """Gathers all answers in one output, in the order of the requests."""
     started = time.perf_counter()
-    ordered = sorted(answers, key=lambda answer: answer.index)
+    ordered = sorted(ended, key=lambda request: request.index)
     return join_outputs(
-        [answer.output for answer in ordered],
-        forwards=max(answer.forwards for answer in ordered),
-        target_forwards=max(answer.target_forwards for answer in ordered),
+        [request.output for request in ordered],
+        forwards=max(request.forwards for request in ordered),
+        target_forwards=max(request.target_forwards for request in ordered),
         wall_s=time.perf_counter() - started,
     )

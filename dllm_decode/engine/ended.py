@@ -54,7 +54,7 @@ def outputs_of(state: State, rows: Sequence[int]) -> list[EndedRequest]:
         return []
     index = send(rows, state.device)
     canvas = state.canvas.take(index)
-    tokens = canvas.with_eos(canvas.unsettled).answers().cpu()
+    tokens = canvas.with_eos(canvas.unsettled).answer_tokens().cpu()
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
     commits = take_state(state.commits, index)

@@ -24,8 +24,8 @@ def run(
     observers: Sequence[Observer] = (),
 ) -> Iterator[EndedRequest]:
     """Answers requests, and yields each as soon as it has ended; arguments as in `rounds`."""
-    for answers in rounds(decoder, queue, num_rows, observers):
-        yield from answers
+    for ended in rounds(decoder, queue, num_rows, observers):
+        yield from ended
 
 
 def rounds(
@@ -36,7 +36,7 @@ def rounds(
     *,
     reserved_slots: int = 0,
 ) -> Iterator[list[EndedRequest]]:
-    """Answers requests, at most `num_rows` at a time; yields after each round the ended answers.
+    """Answers requests, at most `num_rows` at a time; yields after each round those that ended.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
@@ -67,14 +67,14 @@ def rounds(
         with torch.inference_mode():
             state = leave(state, cancelled_rows)
             state = join(decoder, state, taken)
-            state, answers = _remove_ended(state, rows_answered_by_template(state, len(taken)))
+            state, ended = _remove_ended(state, rows_answered_by_template(state, len(taken)))
             if not state.rows and not taken:
                 return
             if state.rows:
                 state, done = one_round(decoder, state, observers)
                 state, more = _remove_ended(state, done)
-                answers += more
-        yield answers
+                ended += more
+        yield ended
 
 
 def require_observers(observers: object) -> None:

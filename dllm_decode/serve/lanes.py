@@ -122,11 +122,11 @@ class Lane:
             self._end_running(Failed(500, _FAULT))
             self.begin()
             return "failed"
-        for answer in ended:
-            self._finish(answer)
+        for request in ended:
+            self._finish(request)
         if not ended:
             return "nothing"
-        return "failed" if all(answer.error for answer in ended) else "answered"
+        return "failed" if all(request.error for request in ended) else "answered"
 
     def deliver(self) -> None:
         """Sends the jobs the round's events, in one call of `post` for all jobs that share it."""
@@ -166,12 +166,12 @@ class Lane:
                     job.watch(event, number, job.num_rounds - 1)
         self._events += _updates_of(event, jobs)
 
-    def _finish(self, answer: EndedRequest) -> None:
-        job = self._running.pop(answer.index, None)
-        if answer.error:
-            _LOG.error("One request ended with an error: %s", answer.error)
+    def _finish(self, request: EndedRequest) -> None:
+        job = self._running.pop(request.index, None)
+        if request.error:
+            _LOG.error("One request ended with an error: %s", request.error)
         if job is not None:
-            event = Failed(500, _FAULT) if answer.error else Finished(answer.output)
+            event = Failed(500, _FAULT) if request.error else Finished(request.output)
             self._events.append((job, event))
 
     def _admit(self, takes_jobs: bool) -> None:

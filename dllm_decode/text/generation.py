@@ -163,10 +163,10 @@ def _progress(num_answers: int) -> AbstractContextManager[Observer]:
     return AnswerProgress(num_answers)
 
 
-def _pad_answers(answers: Iterator[EndedRequest], length: int) -> Iterator[EndedRequest]:
+def _pad_answers(ended: Iterator[EndedRequest], length: int) -> Iterator[EndedRequest]:
     """Pads answers to shorter templates with EOS, so that all have one length."""
-    for answer in answers:
-        output = answer.output
+    for request in ended:
+        output = request.output
         missing = length - output.tokens.shape[1]
         if missing:
             output = replace(
@@ -175,7 +175,7 @@ def _pad_answers(answers: Iterator[EndedRequest], length: int) -> Iterator[Ended
                 unsettled=pad(output.unsettled, (0, missing), value=True),
                 commits=None if output.commits is None else output.commits.padded(missing),
             )
-        yield replace(answer, output=output)
+        yield replace(request, output=output)
 
 
 def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:

@@ -68,10 +68,10 @@ class _LiveView:
             return
         self._num_rounds += 1
         after = event.after.take(index)
-        tokens = after.answers()[0].tolist()
+        tokens = after.answer_tokens()[0].tolist()
         self._answer = before_end(tokens, after.eos_ids)
         if self.live is not None:
-            before = event.before.take(index).answers()[0].tolist()
+            before = event.before.take(index).answer_tokens()[0].tolist()
             fresh = [old != new for old, new in zip(before, tokens, strict=True)]
             row = event.rows[int(index)]
             num_open = row.opening.stop - row.prompt_length

@@ -41,15 +41,15 @@ def with_forced_tokens(
     offsets = offsets[constrained.rows_on_device]
     starts = by_row(window.first_columns)
     starts = starts[constrained.rows_on_device] if isinstance(starts, Tensor) else starts
-    columns = offsets + starts - constrained.starts_on_device[:, None]
+    places = offsets + starts - constrained.starts_on_device[:, None]
     # Only columns that the sampler may fill: further logits depend on the other rows of the batch.
     # In a block of noise these hold tokens, all of which may change until the block is settled.
     fillable = (view.eligible if decoder.is_uniform_state else view.masked) & view.in_answer
-    is_open = fillable[constrained.rows_on_device].gather(1, offsets)
-    is_open &= (columns >= 0) & (columns < length)
-    path = _path(view, constrained, span, offsets, torch.where(is_open, columns, length))
+    is_scored = fillable[constrained.rows_on_device].gather(1, offsets)
+    is_scored &= (places >= 0) & (places < length)
+    path = _path(view, constrained, span, offsets, torch.where(is_scored, places, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
-    tokens = tokens.masked_fill(~is_open, -1)
+    tokens = tokens.masked_fill(~is_scored, -1)
     proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
     forced = torch.full_like(view.tokens, -1).index_copy(0, constrained.rows_on_device, proposals)
     return replace(view, forced_tokens=forced)
@@ -92,22 +92,22 @@ def _path(
     constrained: ConstrainedRows,
     span: Span,
     offsets: Int[Tensor, "N n"],
-    columns: Int[Tensor, "N n"],
+    places: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best path of each row, or a drawn one at a temperature above 0."""
     logits, temperature = view.summary.logits, view.temperature
     if len(constrained.rows) < len(logits):
         logits = logits[constrained.rows_on_device]
     if view.is_greedy:
-        return best_path(constrained.automata, span, logits, columns)
+        return best_path(constrained.automata, span, logits, places)
     keys = view.position_keys[constrained.rows_on_device].gather(1, offsets)
     if not isinstance(temperature, Tensor):
         return draw_path(
-            constrained.automata, span, logits, columns, temperature=temperature, keys=keys
+            constrained.automata, span, logits, places, temperature=temperature, keys=keys
         )
     temperature = temperature[constrained.rows_on_device]
     is_drawn = temperature > 0.0
     positive = torch.where(is_drawn, temperature, 1.0)
-    drawn = draw_path(constrained.automata, span, logits, columns, temperature=positive, keys=keys)
-    best = best_path(constrained.automata, span, logits, columns)
+    drawn = draw_path(constrained.automata, span, logits, places, temperature=positive, keys=keys)
+    best = best_path(constrained.automata, span, logits, places)
     return best._replace(tokens=torch.where(is_drawn[:, None], drawn.tokens, best.tokens))

@@ -88,7 +88,7 @@ def best_path(
     automata: Automata,
     span: Span,
     logits: Float[Tensor, "B N V"],
-    columns: Int[Tensor, "B N"],
+    places: Int[Tensor, "B N"],
 ) -> Path:
     """Returns the most probable path of each row, with the largest sum of log probabilities.
 
@@ -99,19 +99,19 @@ def best_path(
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
-        columns: Column of the span for each column of logits, each at most once; T: the column is
-            in no path, and its token is arbitrary.
+        places: Index in the span of each column of logits, each at most once; T: the column is in
+            no path, and its token is arbitrary.
     """
     total = _with_excluded(_largest_of_class(automata, logits))
     weights = _Weights(total, total, lambda number: logits[:, number])
-    return _search(automata, span, columns, weights, _largest)
+    return _search(automata, span, places, weights, _largest)
 
 
 def draw_path(
     automata: Automata,
     span: Span,
     logits: Float[Tensor, "B N V"],
-    columns: Int[Tensor, "B N"],
+    places: Int[Tensor, "B N"],
     *,
     temperature: Float[Tensor, " B"] | float,
     keys: Int[Tensor, "B N"],
@@ -127,7 +127,7 @@ def draw_path(
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
-        columns: As in `best_path`.
+        places: As in `best_path`.
         temperature: Temperature of the draws, above 0.
         keys: Noise keys of the columns that have logits.
     """
@@ -147,13 +147,13 @@ def draw_path(
         _with_excluded(torch.cat(part, 1), temperature) for part in (total, choice)
     )
     weights = _Weights(total_weights, choice_weights, perturbed)
-    return _search(automata, span, columns, weights, _log_sum)
+    return _search(automata, span, places, weights, _log_sum)
 
 
 def _search(
     automata: Automata,
     span: Span,
-    columns: Int[Tensor, "B N"],
+    places: Int[Tensor, "B N"],
     weights: _Weights,
     combined: Combine,
 ) -> Path:
@@ -164,29 +164,29 @@ def _search(
     Args:
         automata: The sets of texts.
         span: The columns of the path.
-        columns: Which columns of the span have logits.
+        places: Index in the span of each column of logits.
         weights: The weights of classes there.
         combined: Combines the weights of a state's edges into one.
     """
     B, T = span.tokens.shape
-    is_open = torch.zeros(B, T + 1, dtype=torch.bool, device=columns.device)
-    is_open = is_open.scatter_(1, columns, True)[:, :T] & ~span.settled
+    is_scored = torch.zeros(B, T + 1, dtype=torch.bool, device=places.device)
+    is_scored = is_scored.scatter_(1, places, True)[:, :T] & ~span.settled
     token_classes = automata.classes.gather(1, span.tokens.clamp(min=0))
-    classes = torch.arange(automata.num_classes, device=columns.device)
+    classes = torch.arange(automata.num_classes, device=places.device)
     is_other = span.settled[..., None] & (classes != token_classes[..., None])
-    index = columns[..., None].expand_as(weights.total)
+    index = places[..., None].expand_as(weights.total)
     total, choice = (
         part.new_zeros(B, T + 1, part.shape[-1])
         .scatter_(1, index, part)[:, :T]
-        .masked_fill(~is_open[..., None], 0.0)
+        .masked_fill(~is_scored[..., None], 0.0)
         .masked_fill_(is_other, -torch.inf)
         for part in (weights.total, weights.choice)
     )
-    ahead = _weights_ahead(automata, span, total, is_open, combined)
+    ahead = _weights_ahead(automata, span, total, is_scored, combined)
     labels = _trace(automata, span.states, choice, ahead)
-    at = columns.clamp(max=T - 1)
+    at = places.clamp(max=T - 1)
     labels, tokens = labels.gather(1, at), span.tokens.gather(1, at)
-    for number in range(columns.shape[1]):
+    for number in range(places.shape[1]):
         chosen = _token_of(automata, weights.tokens(number), labels[:, number])
         is_settled = span.settled.gather(1, at[:, number : number + 1]).squeeze(1)
         tokens[:, number] = torch.where(is_settled, tokens[:, number], chosen)
@@ -198,7 +198,7 @@ def _weights_ahead(
     automata: Automata,
     span: Span,
     weights: Float[Tensor, "B T C"],
-    is_open: Bool[Tensor, "B T"],
+    is_scored: Bool[Tensor, "B T"],
     combined: Combine,
 ) -> Float[Tensor, "B T+1 S1"]:
     """Returns the weight of all columns that follow, before each column and from each state."""
@@ -210,7 +210,7 @@ def _weights_ahead(
         edges = weights[:, column].gather(1, automata.labels) + ahead.gather(1, automata.targets)
         # In a settled column only one class has a finite weight, so that both are the same.
         best, total = _largest(edges, automata), combined(edges, automata)
-        ahead = torch.where(is_open[:, column, None], total, best)
+        ahead = torch.where(is_scored[:, column, None], total, best)
         filters.append(ahead)
     return torch.stack(filters[::-1], 1)
 

@@ -12,4 +12,4 @@ def test_answers_of_any_length_are_read_with_eos_after_their_ends() -> None:
     requests = [Request(0, prompt, DecodeConfig(gen_length=length)) for prompt, length in prompts]
     rows = [Row.of(request, 1, MASK) for request in requests]
     canvas = Canvas.of(rows, width=5, mask_id=MASK, eos_ids=(EOS,))
-    assert canvas.answers().tolist() == [[MASK, MASK, EOS, EOS], [MASK] * 4]
+    assert canvas.answer_tokens().tolist() == [[MASK, MASK, EOS, EOS], [MASK] * 4]

@@ -31,7 +31,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
     trace, gains, seen = Trace(), Gains(), []
 
     def keep(event: StepEvent) -> None:
-        seen.append(event.after.answers())
+        seen.append(event.after.answer_tokens())
 
     out = decode(
         HashModel(), [[1, 2], [3]], SECOND_THOUGHTS, gen_length=4, block_length=4,
