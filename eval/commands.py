@@ -37,30 +37,30 @@ _DEFAULT_SAMPLERS = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.sweeps.actions:run",
+        "eval.sweeps.command:run",
         (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_DEFAULT_SAMPLERS),
          _BATCHES, *_DECODE_AND_RECORD, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.sweeps.actions:sweep",
+        "run every combination that a TOML file names", "eval.sweeps.command:sweep",
         (OptionGroup(arguments.RunOptions, names=("config", "out", "model")), *_DECODE_AND_RECORD),
         _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
-        "eval.calibration.actions:calibrate",
+        "eval.calibration.command:run",
         (_TASK_AND_OUT, MODEL, OptionGroup(arguments.Calibration),
          OptionGroup(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decode_options(),
          MACHINE, _RECORDING),
         _KEPT,
     ),
     "report": Command(
-        "write table, pictures and replays of a results folder", "eval.reports.actions:report",
+        "write table, pictures and replays of a results folder", "eval.reports.command:report",
         (OptionGroup(arguments.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
-        "show how one example was decoded", "eval.reports.actions:trace",
+        "show how one example was decoded", "eval.reports.command:trace",
         (OptionGroup(arguments.ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(

@@ -135,7 +135,7 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
 
     for action, words, message in (
         ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
-        ("eval.sweeps.command.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
+        ("eval.sweeps.run_sweep.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
         assert main(words) == 130
