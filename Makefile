@@ -21,7 +21,7 @@ PIP := --quiet --no-compile --constraint constraints.txt
 
 # Checks types and shapes of all arguments at run time, which takes three times as long.
 TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,checked_types.check
-# Modules that call every room, with recorded runs among them, and a quarter of the random decodes.
+# Modules that call every folder, recorded runs among them, and a quarter of the random decodes.
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   property/test_acceptance_laws.py unit/test_layers.py \
   unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
