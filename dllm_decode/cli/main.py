@@ -25,14 +25,7 @@ from dllm_decode.cli.command_options import (
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
 from dllm_decode.settings.command_options import ConstraintOptions
-from dllm_decode.settings.commands import (
-    MACHINE,
-    MODEL,
-    PLUGINS,
-    Command,
-    make_parser_of,
-    run_line,
-)
+from dllm_decode.settings.commands import MACHINE, MODEL, PLUGINS, Command, make_parser_of, run_line
 from dllm_decode.settings.options import OptionGroup, OptionParser, decode_options
 
 GROUP = "dllm_decode.commands"
