@@ -21,7 +21,7 @@ PIP := --quiet --no-compile --constraint constraints.txt
 
 # Checks types and shapes of all arguments at run time, which takes three times as long.
 TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,checked_types.check
-# Modules that call every room, with recorded runs among them, and a quarter of the random decodes.
+# Modules that call every folder, recorded runs among them, and a quarter of the random decodes.
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   property/test_acceptance_laws.py unit/test_layers.py \
   unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
@@ -32,7 +32,7 @@ TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
 
 FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows
 
-.PHONY: help demo test test-all test-gpu gpu-day bench real docs lists fix lint types check clean
+.PHONY: help demo test test-all test-gpu bench bench-gpu real docs lists fix lint types check clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -52,11 +52,11 @@ test-all: $(READY)  ## the slow tests too, with types checked but for compiled c
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -n 4 -m gpu -rs -p no:benchmark
 
-gpu-day: $(BASE)  ## measure on a GPU, part by part, into results/gpu
-	$(PY) -m benchmarks gpu
-
 bench: $(BASE)  ## speed and memory beside a plain reference loop
 	$(PY) -m benchmarks
+
+bench-gpu: $(BASE)  ## measure on a GPU, part by part, into results/gpu
+	$(PY) -m benchmarks gpu
 
 real: $(READY)  ## measure a checkpoint next to published figures: MODEL=folder
 	$(PY) -m benchmarks real $(if $(MODEL),--model $(MODEL)) $(OPTIONS)

@@ -3,8 +3,8 @@
 Part "table" compares the plain loop with `decode`, its caches and its verifiers; "peers" compares
 `decode` with official code, if `--peer` names a checkout of it. Every contender has a process of
 its own.
-`python -m benchmarks gpu --help`: a day on a GPU. `python -m benchmarks real --help`: a checkpoint
-next to published figures.
+`python -m benchmarks gpu --help`: figures of a GPU, part by part.
+`python -m benchmarks real --help`: a checkpoint next to published figures.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A day on a GPU, of a quarter of an hour; runs on a CPU too.
+"""Measures on a GPU for at most a quarter of an hour; runs on a CPU too.
 
 Each part runs in a process of its own, takes a few minutes and writes FOLDER/PART.json; a part with
 such a file is not run again. Each figure is added to FOLDER/PART.jsonl as soon as it is measured.
@@ -25,8 +25,8 @@ from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from dllm_decode.settings.files import write_json
 
 Rows: TypeAlias = list[TableRow]
-LIMIT_S = 480
-DAY_S = 840
+PART_LIMIT_S = 480
+TOTAL_LIMIT_S = 840
 """Seconds of a part, and of all parts."""
 ROOT = Path(__file__).parents[1]
 
@@ -81,11 +81,11 @@ def main(words: list[str]) -> None:
             steps_per_block=4, dtype="float32", num_threads=1,
         )  # fmt: skip
     options.folder.mkdir(parents=True, exist_ok=True)
-    failed, until_s = [], time.monotonic() + DAY_S
+    failed, until_s = [], time.monotonic() + TOTAL_LIMIT_S
     for part in options.parts:
         path = options.folder / f"{part}.json"
         if not path.is_file():
-            run(part, setting, path, min(LIMIT_S, until_s - time.monotonic()))
+            run(part, setting, path, min(PART_LIMIT_S, until_s - time.monotonic()))
         if path.is_file():
             saved = json.loads(path.read_text())
             print(f"\n{part}: {saved['about']} ({saved['hardware']})\n\n{table_of(saved['rows'])}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dllm_decode.own_packages import require_own
-from dllm_decode.settings.arguments import ConstraintOptions, Plugins
+from dllm_decode.settings.command_options import ConstraintOptions, PluginOptions
 from dllm_decode.settings.commands import (
     GOES_ON,
     MACHINE,
@@ -21,55 +21,71 @@ from dllm_decode.settings.commands import (
     run_line,
 )
 from dllm_decode.settings.options import LENGTHS, OptionGroup, OptionParser, decode_options
-from eval import arguments
-from eval.training import arguments as training
+from eval.command_options import (
+    BatchOptions,
+    CalibrationOptions,
+    HarnessOptions,
+    OracleOptions,
+    RecordingOptions,
+    ReportOptions,
+    RunOptions,
+)
+from eval.training.command_options import (
+    FILTER_DECODING,
+    DeviceOptions,
+    DistilOptions,
+    FilterOptions,
+    PromptOptions,
+    TeacherOptions,
+    TrainingOptions,
+)
 
 _LOST = "Stopped; nothing is kept.\n"
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
 _RECORDS = "records"
-_BATCHES = OptionGroup(arguments.Batches, REST)
-_RECORDING = OptionGroup(arguments.Recording, _RECORDS)
-_TRAINING = (MODEL, OptionGroup(training.QuestionOptions), _BATCHES)
+_BATCHES = OptionGroup(BatchOptions, REST)
+_RECORDING = OptionGroup(RecordingOptions, _RECORDS)
+_TRAINING = (MODEL, OptionGroup(PromptOptions), _BATCHES)
 _DECODE_AND_RECORD = (decode_options(repeat=True), MACHINE, _RECORDING)
-_TASK_AND_OUT = OptionGroup(arguments.RunOptions, names=("task", "out"))
+_TASK_AND_OUT = OptionGroup(RunOptions, names=("task", "out"))
 _DEFAULT_SAMPLERS = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.sweeps.actions:run",
-        (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_DEFAULT_SAMPLERS),
+        "eval.sweeps.command:run",
+        (_TASK_AND_OUT, MODEL, OptionGroup(PluginOptions, repeat=True, defaults=_DEFAULT_SAMPLERS),
          _BATCHES, *_DECODE_AND_RECORD, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.sweeps.actions:sweep",
-        (OptionGroup(arguments.RunOptions, names=("config", "out", "model")), *_DECODE_AND_RECORD),
+        "run every combination that a TOML file names", "eval.sweeps.command:sweep",
+        (OptionGroup(RunOptions, names=("config", "out", "model")), *_DECODE_AND_RECORD),
         _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
-        "eval.calibration.actions:calibrate",
-        (_TASK_AND_OUT, MODEL, OptionGroup(arguments.Calibration),
-         OptionGroup(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decode_options(),
-         MACHINE, _RECORDING),
+        "eval.calibration.command:run",
+        (_TASK_AND_OUT, MODEL, OptionGroup(CalibrationOptions),
+         OptionGroup(PluginOptions, names=("cache", "verifier", "blocks")), _BATCHES,
+         decode_options(), MACHINE, _RECORDING),
         _KEPT,
     ),
     "report": Command(
-        "write table, pictures and replays of a results folder", "eval.reports.actions:report",
-        (OptionGroup(arguments.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
+        "write table, pictures and replays of a results folder", "eval.reports.command:report",
+        (OptionGroup(ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
-        "show how one example was decoded", "eval.reports.actions:trace",
-        (OptionGroup(arguments.ReportOptions, names=("folder", "example")),), _LOST,
+        "show how one example was decoded", "eval.reports.command:trace",
+        (OptionGroup(ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
-        (OptionGroup(arguments.Oracle),), _LOST,
+        (OptionGroup(OracleOptions),), _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
-        (MODEL, PLUGINS, OptionGroup(arguments.Harness), MACHINE,
+        (MODEL, PLUGINS, OptionGroup(HarnessOptions), MACHINE,
          decode_options(defaults={"temperature": "the task's"})),
         _LOST,
     ),
@@ -114,17 +130,17 @@ TRAIN_FILTER = Command(
     "eval.training.filter_command:run",
     (
         *_TRAINING,
-        OptionGroup(training.FilterOptions),
+        OptionGroup(FilterOptions),
         MACHINE,
-        decode_options(names=training.FILTER_DECODING),
+        decode_options(names=FILTER_DECODING),
     ),
     GOES_ON,
 )
 DISTIL = Command(
     "train a model to be sure of several tokens at a time: dParallel, d3LLM",
     "eval.training.distil_command:run",
-    (*_TRAINING, OptionGroup(training.Distilled), decode_options(names=LENGTHS),
-     OptionGroup(training.Teacher, "the teacher, which is the model as it is"),
-     OptionGroup(training.Training, "the training"), OptionGroup(training.Devices, REST)),
+    (*_TRAINING, OptionGroup(DistilOptions), decode_options(names=LENGTHS),
+     OptionGroup(TeacherOptions, "the teacher, which is the model as it is"),
+     OptionGroup(TrainingOptions, "the training"), OptionGroup(DeviceOptions, REST)),
     GOES_ON,
 )  # fmt: skip

@@ -20,7 +20,7 @@ Constructors = Mapping[str, Callable[..., Any]]
 Plugin = TypeVar("Plugin")
 
 PACKAGES = ("samplers", "dllm_decode", "eval")
-"""The packages of this distribution."""
+"""The packages of this distribution that programs import; `benchmarks` is itself a program."""
 
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(
@@ -85,7 +85,7 @@ def expression_of(plugin: object) -> str:
 
 
 def is_ours(kind: type) -> bool:
-    """Returns whether this distribution defines a class."""
+    """Returns whether a class is defined in one of `PACKAGES`."""
     return kind.__module__.partition(".")[0] in PACKAGES
 
 

@@ -15,18 +15,17 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from dllm_decode.cli import arguments as own
+from dllm_decode.cli.command_options import (
+    ChoiceOptions,
+    ExportOptions,
+    NamedModelOptions,
+    QuestionOptions,
+    ServerOptions,
+)
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
-from dllm_decode.settings.arguments import ConstraintOptions
-from dllm_decode.settings.commands import (
-    MACHINE,
-    MODEL,
-    PLUGINS,
-    Command,
-    make_parser_of,
-    run_line,
-)
+from dllm_decode.settings.command_options import ConstraintOptions
+from dllm_decode.settings.commands import MACHINE, MODEL, PLUGINS, Command, make_parser_of, run_line
 from dllm_decode.settings.options import OptionGroup, OptionParser, decode_options
 
 GROUP = "dllm_decode.commands"
@@ -39,20 +38,20 @@ _TALK = (MODEL, PLUGINS, decode_options(defaults={}), _OWN_MACHINE)
 COMMANDS = {
     "generate": Command(
         "answer a question, or a file of them", "dllm_decode.cli.answering:run_generate",
-        (OptionGroup(own.Question), OptionGroup(ConstraintOptions), *_TALK),
+        (OptionGroup(QuestionOptions), OptionGroup(ConstraintOptions), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "dllm_decode.cli.answering:run_read", (OptionGroup(own.Choices), MODEL, _OWN_MACHINE),
+        "dllm_decode.cli.answering:run_read", (OptionGroup(ChoiceOptions), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
     "export": Command(
         "write a model in the official format of its family", "dllm_decode.cli.exporting:run",
-        (OptionGroup(own.Export), MODEL),
+        (OptionGroup(ExportOptions), MODEL),
     ),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "dllm_decode.cli.serving:run",
-        (MODEL, PLUGINS, OptionGroup(own.Server), MACHINE, OptionGroup(Limits, "bounds"),
+        (MODEL, PLUGINS, OptionGroup(ServerOptions), MACHINE, OptionGroup(Limits, "bounds"),
          decode_options("options of the decode, unless a request says otherwise", defaults={})),
     ),
 }  # fmt: skip
@@ -63,7 +62,7 @@ LISTS = {
     "models": Command(
         "list the models; or what one needs, before it is downloaded",
         "dllm_decode.cli.model_description:run",
-        (OptionGroup(own.NamedModel),),
+        (OptionGroup(NamedModelOptions),),
     )
 }
 

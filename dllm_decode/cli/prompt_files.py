@@ -24,13 +24,7 @@ from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.decoding import raise_errors
 from dllm_decode.settings.addresses import parse_model
-from dllm_decode.settings.files import (
-    digest,
-    digest_of_file,
-    only_writer,
-    output_file,
-    parse_json,
-)
+from dllm_decode.settings.files import digest, digest_of_file, only_writer, output_file, parse_json
 from dllm_decode.settings.plugins import sources_of
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from dllm_decode.text.answer_progress import AnswerProgress

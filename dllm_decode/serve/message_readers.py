@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dllm_decode.serve.request_parts import Json
-from dllm_decode.settings.arguments import CallParser, ReasoningParser
+from dllm_decode.settings.command_options import CallParser, ReasoningParser
 from dllm_decode.text.prose import num_begun
 
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from dllm_decode.settings.arguments import MachineOptions, ModelOptions, Plugins
+from dllm_decode.settings.command_options import MachineOptions, ModelOptions, PluginOptions
 from dllm_decode.settings.known import require_known
 from dllm_decode.settings.options import OptionGroup, OptionParser, add_options
 
@@ -39,7 +39,7 @@ class Command(NamedTuple):
 
 
 MODEL = OptionGroup(ModelOptions, REST)
-PLUGINS = OptionGroup(Plugins)
+PLUGINS = OptionGroup(PluginOptions)
 MACHINE = OptionGroup(MachineOptions, REST)
 
 

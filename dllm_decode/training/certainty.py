@@ -17,12 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.training.answer_blocks import (
-    BlockMasks,
-    Blocks,
-    blocks_of_answers,
-    logits_of_both,
-)
+from dllm_decode.training.answer_blocks import BlockMasks, Blocks, blocks_of_answers, logits_of_both
 from dllm_decode.training.examples import Batch, Objective
 from samplers.checks import require_count, require_non_negative, require_positive
 

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.metrics.statistics import (
-    mcnemar,
-    mean,
-    paired_bootstrap,
-    paired_score_interval,
-    wilson,
-)
+from eval.metrics.statistics import mcnemar, mean, paired_bootstrap, paired_score_interval, wilson
 from eval.reports.pooling import Key, Pooled, pools, primary_scores
 from eval.runs.folder import Folder
 

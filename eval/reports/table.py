@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from eval.grid import markdown_of, show_grid
 from eval.metrics.costs import CostMeasure, SummaryRow
 from eval.metrics.curves import RowGroup, group_of
+from eval.reports.grid import markdown_of, show_grid
 from eval.reports.setting_names import names_of
 
 _HEAD = (

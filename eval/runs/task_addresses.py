@@ -14,15 +14,7 @@ from msgspec import Meta
 
 from dllm_decode.settings.addresses import construct, read_option, split_address
 from dllm_decode.settings.files import digest
-from eval.tasks import (
-    Example,
-    Gsm8k,
-    Ledgers,
-    ListTask,
-    ParallelBench,
-    Task,
-    WordProblems,
-)
+from eval.tasks import Example, Gsm8k, Ledgers, ListTask, ParallelBench, Task, WordProblems
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import OUTPUTS
 from eval.tasks.parallelbench import PARALLEL_BENCH, sources

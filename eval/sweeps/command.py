@@ -1,51 +1,29 @@
-"""Decodes and reports the settings of the commands `run` and `sweep`."""
+"""The commands `run` and `sweep`; wrong names are refused before torch loads."""
 
-import argparse
-import sys
+from argparse import Namespace
+from pathlib import Path
 
-from rich.console import Console
-
-from dllm_decode.settings.models import open_model
-from dllm_decode.settings.ranks import ProcessRank
-from eval.calibration.card import warn_of_misfits
-from eval.reports.command import report_folder
-from eval.runs.folder import Folder
-from eval.runs.reporter import Reporter
-from eval.runs.runner import PlannedRun, execute, warn_of_runs
-from eval.runs.settings import RunSettings
-from eval.sweeps.sweep import Sweep
+from dllm_decode.settings.files import require_folder_or_new
+from eval.runs.named_files import toml_of
+from eval.runs.task_addresses import expand_patterns, parse_task
 
 
-def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
-    """Decodes the answers that the results folder lacks, and reports a complete sweep.
+def run(options: Namespace) -> int:
+    """Runs settings, and writes the report of a complete run."""
+    for address in expand_patterns([options.task]):
+        parse_task(address)
+    require_folder_or_new(Path(options.out))
+    from eval.sweeps.run_sweep import run_sweep
+    from eval.sweeps.sweep import sweep_of_options
 
-    Checks all before the first forward. The last of several processes writes the report; other
-    settings of the folder may be unfinished. Returns 1 if the report has examples that raised.
-    """
-    process = ProcessRank.of_launch()
-    Folder(options.out).require_usable()
-    settings: list[RunSettings] = []
+    return run_sweep(sweep_of_options(options), options)
 
-    def tell(runs: list[PlannedRun], others: list[RunSettings]) -> None:
-        settings.extend(planned.settings for planned in runs)
-        if process.rank > 0:
-            return
-        if others:
-            sys.stderr.write(
-                f"The folder holds {len(others)} other settings; they stay in the report.\n"
-            )
-        warn_of_runs(runs)
-        warn_of_misfits(sweep.samplers, settings)
 
-    selections = sweep.selections()
-    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
-    folder = execute(
-        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
-        options.out,
-        process=process,
-        reporter=Reporter(Console(stderr=True)),
-        on_plan=tell,
-    )
-    results = folder.results()
-    is_complete = all(len(results.get(s, ())) == s.num_examples for s in settings)
-    return report_folder(folder) if is_complete else 0
+def sweep(options: Namespace) -> int:
+    """Runs a sweep, and writes the report of a complete one."""
+    toml_of(options.config)
+    require_folder_or_new(Path(options.out))
+    from eval.sweeps.run_sweep import run_sweep
+    from eval.sweeps.sweep import sweep_of_file
+
+    return run_sweep(sweep_of_file(options), options)

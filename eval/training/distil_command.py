@@ -22,12 +22,7 @@ from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
-from eval.training.held_out import (
-    HeldOutScores,
-    description_of,
-    read_scores,
-    score_held_out,
-)
+from eval.training.held_out import HeldOutScores, description_of, read_scores, score_held_out
 from eval.training.questions import Questions, read_questions, settings_of
 from eval.training.run_folder import claim, claim_training, run_on_first, writing
 from eval.training.student import Student

@@ -27,7 +27,7 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from eval.runs.settings import Run
-from eval.training.arguments import FILTER_DECODING
+from eval.training.command_options import FILTER_DECODING
 from eval.training.held_out import description_of, score_held_out
 from eval.training.questions import Questions, config_for_model, read_questions, settings_of
 from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writing

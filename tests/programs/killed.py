@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 
-import eval.reports.command
+import eval.reports.terminal
 import eval.sweeps.sweep
 import eval.training.filter_command  # noqa: F401 - before the forks
 from dllm_decode.cli.main import main

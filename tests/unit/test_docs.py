@@ -110,13 +110,13 @@ def test_every_name_of_the_reference_exists(page: Path) -> None:
 
 def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
     text = (DOCS / "img" / "round.svg").read_text(encoding="utf-8")
-    for room, name in [
+    for module, name in [
         ("engine.round", "open_blocks"), ("engine.decide", "decide"), ("engine.settle", "settle"),
         ("engine.round", "advance"), ("engine.layout", "Layout.of"), ("engine.forward", "forward"),
         ("core.requests", "RequestQueue"),
     ]:  # fmt: skip
         assert name in text, f"{name} is not in the picture any more"
-        attrgetter(name)(import_module(f"dllm_decode.{room}"))
+        attrgetter(name)(import_module(f"dllm_decode.{module}"))
 
 
 def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:

@@ -179,18 +179,18 @@ def test_no_packages_import_each_other() -> None:
     TopologicalSorter(arrows).prepare()
 
 
-# As docs/architecture.md shows them: a room imports from itself and from earlier lines.
-ROOMS = (
+# As docs/architecture.md shows them: a folder imports from itself and from earlier lines.
+FOLDERS = (
     ("core",), ("models", "caches", "blocks"), ("engine",), ("verify", "training"), ("settings",),
     ("text",), ("rollouts",), ("serve",), ("cli",),
 )  # fmt: skip
-RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+RANKS = {name: rank for rank, names in enumerate(FOLDERS) for name in names}
 # Pairs of which neither imports the other although the lines would allow it.
 SIBLINGS = ("models", "caches", "blocks")
 STRANGERS = {(a, b) for a in SIBLINGS for b in SIBLINGS if a != b}
 
 
-def test_rooms_import_upwards_as_the_page_on_architecture_says() -> None:
+def test_folders_import_upwards_as_the_page_on_architecture_says() -> None:
     checked = 0
     for path in (ROOT / "dllm_decode").rglob("*.py"):
         for use in imports_of(path, ROOT):

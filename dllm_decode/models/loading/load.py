@@ -24,10 +24,7 @@ from dllm_decode.models.loading.placement import (
     only_device,
     place,
 )
-from dllm_decode.models.loading.quantize import (
-    check_quantization,
-    quantize_layers,
-)
+from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
 from dllm_decode.models.loading.stored_formats import AS_TRAINED, StoredFormat, stored_format
 from dllm_decode.models.loading.target import load_target
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer

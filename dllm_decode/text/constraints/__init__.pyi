@@ -1,14 +1,5 @@
-from .compilation import (
-    build_automaton,
-    compile_constraint,
-)
-from .constraints import (
-    Constraint,
-    JsonSchema,
-    OneOf,
-    Regex,
-    constraint_of,
-)
+from .compilation import build_automaton, compile_constraint
+from .constraints import Constraint, JsonSchema, OneOf, Regex, constraint_of
 from .vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The parts of a day on a GPU run anywhere, one by one, and resume."""
+"""The parts of the measurements on a GPU run anywhere, one by one, and resume."""
 
 import json
 from pathlib import Path

@@ -21,8 +21,8 @@ from dllm_decode.settings.plugins import canonical_plugin
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser as make_parser
-from eval.grid import show_grid
 from eval.lm_harness.settings import settings_of
+from eval.reports.grid import show_grid
 from eval.sweeps.sweep import read_sweep
 
 # A value of each option that is not its default.
@@ -135,7 +135,7 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
 
     for action, words, message in (
         ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
-        ("eval.sweeps.command.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
+        ("eval.sweeps.run_sweep.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
         assert main(words) == 130

@@ -8,7 +8,7 @@ import pytest
 
 from dllm_decode import DecodeConfig
 from dllm_decode.cli.main import main
-from dllm_decode.settings.arguments import Positive
+from dllm_decode.settings.command_options import Positive
 from dllm_decode.settings.options import OptionGroup, OptionParser, add_options, value_of
 
 

@@ -14,11 +14,11 @@ import pytest
 from served import CHROMIUM, browser
 
 from dllm_decode import Trace, decode
-from eval.reports.command import report_folder
 from eval.reports.page import report_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.reports.templates import ASSETS
+from eval.reports.terminal import report_folder
 from eval.runs.folder import Folder
 from eval.runs.records import read_parts
 from eval.runs.runner import execute

@@ -11,11 +11,11 @@ from eval_runs import folder_of
 from dllm_decode import DecodeConfig
 from eval.commands import evaluate as main
 from eval.metrics.statistics import wilson
-from eval.reports.command import report_folder
 from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.reports.table import other_scores
+from eval.reports.terminal import report_folder
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.runner import execute

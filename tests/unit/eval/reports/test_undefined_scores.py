@@ -8,9 +8,9 @@ import eval_runs
 import pytest
 from eval_runs import folder_of, table
 
-from eval.reports.command import report_folder
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
+from eval.reports.terminal import report_folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from eval.runs.task_addresses import Selection

@@ -9,7 +9,7 @@ import pytest
 
 from dllm_decode.cli.main import main
 from dllm_decode.settings.plugins import sources_of
-from eval.reports.command import report_folder
+from eval.reports.terminal import report_folder
 from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from dllm_decode.settings.arguments import Count, Expression, File, Folder, Positive
+from dllm_decode.settings.command_options import Count, Expression, File, Folder, Positive
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchOptions:
     """Options of batches and prompts.
 
     Attributes:
@@ -22,7 +22,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingOptions:
     """Options of the records of a run.
 
     Attributes:
@@ -50,7 +50,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationOptions:
     """Options of `calibrate`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Oracle:
+class OracleOptions:
     """Options of `oracle`.
 
     Attributes:
@@ -109,7 +109,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
-class Harness:
+class HarnessOptions:
     """Options of `lm`.
 
     Attributes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from dllm_decode.settings.arguments import (
+from dllm_decode.settings.command_options import (
     CallParser,
     Dtype,
     File,
@@ -15,7 +15,7 @@ from dllm_decode.settings.arguments import (
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionOptions:
     """Options of `generate`.
 
     Attributes:
@@ -39,7 +39,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Choices:
+class ChoiceOptions:
     """Options of `read`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class NamedModel:
+class NamedModelOptions:
     """Options of `models`.
 
     Attributes:
@@ -65,7 +65,7 @@ class NamedModel:
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportOptions:
     """Options of `export`.
 
     Attributes:
@@ -78,7 +78,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerOptions:
     """Options of `serve`.
 
     Attributes:

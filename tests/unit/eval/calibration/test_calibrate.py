@@ -9,8 +9,8 @@ from eval_runs import runs, write_lines
 import eval as evaluation
 from dllm_decode import CachePolicy, DualCache
 from dllm_decode.settings.plugins import parse
+from eval.calibration.calibrate import CHOICES_FILE
 from eval.calibration.card import Card, read_card
-from eval.calibration.command import CHOICES_FILE
 from eval.calibration.ladders import LADDERS, rung_of
 from eval.commands import evaluate as main
 from eval.runs.runner import execute

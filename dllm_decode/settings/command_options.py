@@ -54,7 +54,7 @@ class MachineOptions:
 
 
 @dataclass(frozen=True)
-class Plugins:
+class PluginOptions:
     """Plug-ins of a decode.
 
     Attributes:

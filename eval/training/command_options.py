@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from dllm_decode.settings.arguments import Count, Dtype, Expression, File, Folder, Positive
+from dllm_decode.settings.command_options import Count, Dtype, Expression, File, Folder, Positive
 from dllm_decode.settings.options import LENGTHS
 
 Amount: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9)]
@@ -15,7 +15,7 @@ FILTER_DECODING = (*LENGTHS, "stop_at_eos", "truncate_at_eos")
 
 
 @dataclass(frozen=True)
-class QuestionOptions:
+class PromptOptions:
     """Options of the prompts.
 
     Attributes:
@@ -53,7 +53,7 @@ class FilterOptions:
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistilOptions:
     """Options of `distil`.
 
     Attributes:
@@ -72,7 +72,7 @@ class Distilled:
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TeacherOptions:
     """Options of the teacher, which is the model before its training.
 
     Attributes:
@@ -85,7 +85,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """Options of the training.
 
     Attributes:
@@ -113,7 +113,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceOptions:
     """Options of the device and the precision of the training.
 
     Attributes:
