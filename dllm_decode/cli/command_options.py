@@ -43,7 +43,7 @@ class ChoiceOptions:
     """Options of `read`.
 
     Attributes:
-        text: A text with choices such as [yes|no]; [MASK:3] is left open.
+        text: A text with choices such as [yes|no]; [MASK:3] is a blank.
         question: The question that the text answers.
     """
 

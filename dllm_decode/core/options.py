@@ -74,7 +74,7 @@ class DecodeConfig:
         deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
             come first. LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends only on the seed, the
-            row's tokens and the place of its prompt, or with `seeds` not on the place.
+            row's tokens and, unless `seeds` are given, the place of its prompt.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
         truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed. This
             happens even while masks before it are left; given tokens stay. It saves forwards, but

@@ -72,7 +72,7 @@ def decode(
             runs one.
         blocks: Which positions are open: one block after another, or several blocks at once.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
-            the open positions. Given tokens are never changed.
+            the blanks. Given tokens are never changed.
         constraint: The texts that an answer may be, as `compile_constraint` returns them: for all
             prompts, or a list with one entry for each prompt, `None` for any text.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.

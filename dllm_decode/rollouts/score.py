@@ -25,7 +25,7 @@ from samplers.logits.statistics import widen
 from samplers.logits.truncation import Truncation
 
 LogprobSource: TypeAlias = Literal["model", "drawn"]
-"""The model's law at temperature 1, or the law that tokens were drawn from, see `Commits`."""
+"""The model's distribution at temperature 1, or the one of the draws, see `Commits`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +82,9 @@ def score(
     Args:
         model: A network of this package. Without gradients, `torch.no_grad()` saves memory.
         rollouts: At least one.
-        law: "model": the model's distribution at temperature 1. "drawn": the law at the decode's
-            temperature, `top_p` and `top_k`, which may exclude a token under new weights (-inf);
-            not for rollouts under a constraint.
+        law: "model": the model's distribution at temperature 1. "drawn": the one at the
+            decode's temperature, `top_p` and `top_k`, which may exclude a token under new weights
+            (-inf); not for rollouts under a constraint.
         steps: "all", or a number of steps: the steps of each rollout are divided into that
             many strata of nearly equal length, and one step of each stratum is drawn, with the
             stratum's size as weight. Or the caller's own `Canvases` of each rollout.

@@ -164,7 +164,7 @@ def _check_room(
 
 
 def _template_ids(service: Service, channel: Channel, text: str) -> list[int]:
-    """Returns the token ids of a text with blanks, the mask id where the text is open.
+    """Returns the token ids of a text with blanks, the mask id at its blanks.
 
     Raises:
         RefusedError: If the template has more tokens than an answer may have.

@@ -142,7 +142,7 @@ class Exchange:
         return self._choice(choice, part, choice.prose.kept(update.tokens))
 
     def _canvas_choice(self, choice: ResponseChoice, shown: CanvasShown) -> Json:
-        """Returns a choice with the answer as it is after a round, open positions as null."""
+        """Returns a choice with the answer as it is after a round, unsettled ones as null."""
         decode = self.service.tokenizer.decode
         pieces = [None if token is None else decode([token]) for token in shown.tokens]
         canvas = {"round": shown.round, "tokens": pieces}

@@ -22,7 +22,7 @@ class Grown(NamedTuple):
 
 
 class CanvasShown(NamedTuple):
-    """The answer's tokens after a round, `None` where they are open."""
+    """The answer's tokens after a round, `None` where they are unsettled."""
 
     tokens: list[int | None]
     round: int

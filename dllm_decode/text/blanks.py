@@ -1,4 +1,4 @@
-"""Texts with blanks: `[MASK]` is one open token, `[MASK:12]` twelve, `[yes|no]` a choice."""
+"""Texts with blanks: `[MASK]`, of one token, `[MASK:12]`, of twelve, or a choice, `[yes|no]`."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 
 def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
-    """Returns the token ids of a text with blanks, the mask id where the text is open.
+    """Returns the token ids of a text with blanks, the mask id at its blanks.
 
     The tokenizer's own mask token is a blank of one token, too.
 

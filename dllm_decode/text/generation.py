@@ -85,8 +85,8 @@ def generate(
             has a template. True: always as such a turn. False: as they are, with a warning if there
             is a template. A text that begins with a special token counts as already templated: with
             "auto" and False its tokens are read, and nothing is added.
-        templates: For each input, the answer with blanks: `[MASK:12]` is twelve open tokens,
-            `[MASK]`, or the tokenizer's own mask token, is one. The answer is as long as the
+        templates: For each input, the answer with blanks: `[MASK:12]` is a blank of twelve tokens,
+            `[MASK]`, or the tokenizer's own mask token, of one. The answer is as long as the
             template. An EOS in a blank leaves that position empty, so that a blank is filled with
             as many tokens as it has, at most.
         attention_mask: For token ids: 0 at padding, 1 elsewhere.

@@ -144,7 +144,7 @@ class ReadRow:
     """One row: a template, and the log-probabilities read from the row's first forward.
 
     Attributes:
-        template: The text, with the mask id where a token is open.
+        template: The text, with the mask id at its blanks.
         wanted: Answer positions and tokens.
         found: Their log-probabilities.
     """

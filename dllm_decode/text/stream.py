@@ -44,7 +44,7 @@ def stream(
         for piece in stream(model, tokenizer, question):
             print(piece, end="", flush=True)
 
-    A piece is new text that will not change, and that no open position precedes.
+    A piece is new text that will not change, and that no unsettled position precedes.
     All pieces together are the text that `generate` returns. Leave the loop to stop the decode.
 
     Args:

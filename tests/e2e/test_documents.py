@@ -112,7 +112,7 @@ def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
 
 
 def test_every_target_that_is_named_has_a_rule() -> None:
-    """`make bench-gpu` had none, and said that there was nothing to be done."""
+    """A target that a page named had no rule, and make said that there was nothing to be done."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     rules = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     phony = re.search(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)

@@ -323,7 +323,7 @@ def written_by_target(decoder: Decoder, request: Request) -> list[int] | None:
         return None
     model, ends = decoder.model, verifier.target.eos_ids
     stops, is_noisy = config.stop_at_eos or config.truncate_at_eos, config.temperature > 0.0
-    # Drawn drafts follow the target's law, but not its sample.
+    # Drawn drafts follow the target's distribution, but not its sample.
     if any(token in ends for token in template) or (is_noisy and verifier.drafting.is_drawn):
         return None
     keys = row_keys(config.seed, torch.tensor([request.noise_index])) if is_noisy else None

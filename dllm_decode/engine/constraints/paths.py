@@ -1,12 +1,12 @@
-"""Answers that are in a set of texts: which token a row proposes at each open column.
+"""Answers that are in a set of texts: which token a row proposes at each unsettled column.
 
-A path is a token for every open column of an answer, such that the answer's text is in the row's
-set. Because the whole path is possible, a sampler may commit any of its tokens and leave the
+A path is a token for every unsettled column of an answer, such that the answer's text is in the
+row's set. Because the whole path is possible, a sampler may commit any of its tokens and leave the
 others: the path itself shows that the rest can be completed.
 
     column        0      1      2      3      4      5
-    token         {      A      A      "      A      .        { " settled   A open, with logits
-    weight        -    log p  log p    -    log p    0        . open, without logits
+    token         {      A      A      "      A      .        { " settled   A unsettled, with logits
+    weight        -    log p  log p    -    log p    0        . unsettled, without logits
 
     filters       <--- best sum of weights, or total probability, from each state to the end
     trace         ---> from the first column's state, the best class of tokens, or one drawn
