@@ -18,7 +18,6 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" torch
 
 COPY LICENSE NOTICE README.md pyproject.toml ./
-COPY benchmarks ./benchmarks
 COPY eval ./eval
 COPY samplers ./samplers
 COPY dllm_decode ./dllm_decode

@@ -27,8 +27,8 @@ def page() -> str:
     """Returns the page."""
     shown = ", ".join(f"`dllm-decode {name}`" for name in (*LISTS, "tasks"))
     head = (
-        "# Command line\n\nThe help of each command, as `--help` shows it. `bench` has commands of "
-        f"its own: `dllm-decode bench --help`.\n{shown} list what there is, each with a line."
+        "# Command line\n\nThe help of each command, as `--help` shows it. "
+        f"{shown} list what there is, each with a line."
     )
     parts = [f"## {name}\n\n```text\n{text}\n```" for name, text in helps()]
     return "\n\n".join([head, *parts]) + "\n"

@@ -1,14 +1,12 @@
-"""The commands that evaluation, training and benchmarks add to `dllm-decode`.
+"""The commands that evaluation and training add to `dllm-decode`.
 
 Nothing heavy is imported, so that help is shown at once.
 """
 
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_decode.own_packages import require_own
 from dllm_decode.settings.command_options import ConstraintOptions, PluginOptions
 from dllm_decode.settings.commands import (
     GOES_ON,
@@ -105,24 +103,11 @@ def make_eval_parser() -> OptionParser:
     return make_parser_of("dllm-decode eval", about, EVAL_COMMANDS, examples, epilog=examples)
 
 
-def bench(words: Sequence[str]) -> int:
-    """Runs the benchmarks."""
-    require_own("benchmarks")
-    sys.argv = ["dllm-decode bench", *words]
-    runpy.run_module("benchmarks", run_name="__main__")
-    return 0
-
-
 EVAL = Command(
     "measure accuracy and speed: dllm-decode eval --help",
     "eval.commands:evaluate",
     takes_words=True,
     below=EVAL_COMMANDS.keys(),
-)
-BENCH = Command(
-    "speed and memory on this machine: dllm-decode bench --help",
-    "eval.commands:bench",
-    takes_words=True,
 )
 TASKS = Command("list the tasks, each with a line", "eval.listing:show")
 TRAIN_FILTER = Command(

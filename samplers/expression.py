@@ -20,7 +20,7 @@ Constructors = Mapping[str, Callable[..., Any]]
 Plugin = TypeVar("Plugin")
 
 PACKAGES = ("samplers", "dllm_decode", "eval")
-"""The packages of this distribution that programs import; `benchmarks` is itself a program."""
+"""The packages of this distribution."""
 
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(

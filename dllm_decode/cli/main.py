@@ -88,13 +88,20 @@ def commands() -> dict[str, Command]:
 
     Raises ImportError if a registered command cannot be imported.
     """
-    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_checkout_entries())}
+    ours = {entry.name: entry for entry in _checkout_entries()}
+    # Those of a checkout replace all that pip installed of it, perhaps at another commit.
+    installed = [
+        entry
+        for entry in entry_points(group=GROUP)
+        if not ours or entry.dist is None or entry.dist.name != "dllm-decode"
+    ]
+    entries = {entry.name: entry for entry in installed} | ours
     added = sorted(entries.keys() - COMMANDS.keys() - LISTS.keys())
     return {**COMMANDS, **{name: _command_of(entries[name]) for name in added}, **LISTS}
 
 
 def _checkout_entries() -> Iterator[EntryPoint]:
-    """Yields the entry points that our checkout declares, which pip may not have installed."""
+    """Yields the entry points that our checkout declares; none without a checkout."""
     file = _ROOT / "pyproject.toml"
     project = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     groups = project.get("project", {}).get("entry-points", {})

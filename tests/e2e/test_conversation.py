@@ -112,17 +112,6 @@ def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "forwards" in second
 
 
-def test_a_benchmark_that_is_refused_says_so_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(name: str, run_name: str) -> None:
-        raise FileNotFoundError(2, "No such file or directory", "nowhere/a.json")
-
-    monkeypatch.setattr("runpy.run_module", refuse)
-    assert main(["bench", "--json", "nowhere/a.json"]) == 2
-    assert capsys.readouterr().err.startswith("dllm-decode bench: [Errno 2] No such file")
-
-
 class Typed(io.StringIO):
     """Lines of a terminal; a line "^C" is an interrupt."""
 

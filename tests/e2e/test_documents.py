@@ -88,8 +88,6 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
 
 def understand(words: list[str]) -> None:
     """Reads the words of `dllm-decode`, and the expressions of `generate` and `chat`."""
-    if words[0] == "bench":
-        return
     if words[0] == "eval":
         make_parser().parse_args(words[1:])
         return

@@ -32,12 +32,12 @@ def roast(words):
 """
 
 
-def installed(folder: Path, **commands: str) -> Path:
+def installed(folder: Path, package: str = "oven", **commands: str) -> Path:
     """Installs a package with a module `oven`, and registers commands of it."""
-    metadata = folder / "oven-1.dist-info"
+    metadata = folder / f"{package}-1.dist-info"
     metadata.mkdir(parents=True)
     (folder / "oven.py").write_text(OVEN)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: oven\nVersion: 1\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
     lines = "".join(f"{name} = {value}\n" for name, value in commands.items())
     (metadata / "entry_points.txt").write_text(f"[{cli.GROUP}]\n{lines}")
     return folder
@@ -86,7 +86,7 @@ assert not {heavy!r} & set(sys.modules), sys.modules.keys() & {heavy!r}
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    for name in ("generate", "serve", "eval", "train-filter", "distil", "bench", "tasks", "models"):
+    for name in ("generate", "serve", "eval", "train-filter", "distil", "tasks", "models"):
         assert re.search(rf"^    {name}\s", shown, re.MULTILINE)
 
 
@@ -106,12 +106,18 @@ def test_without_the_packages_that_register_them_their_commands_are_unknown(
     assert "invalid choice: 'eval'" in capsys.readouterr().err
 
 
+def test_commands_of_an_older_install_of_a_checkout_are_forgotten(tmp_path: Path) -> None:
+    shown = run("--help", path=installed(tmp_path, "dllm-decode", gone="eval.commands:GONE"))
+    assert shown.returncode == 0, shown.stderr
+    assert "gone" not in shown.stdout
+
+
 def test_an_installed_package_needs_no_checkout(tmp_path: Path) -> None:
     """A package as pip writes it: entry points in the metadata, and no pyproject.toml."""
     for package in ("samplers", "dllm_decode", "eval"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("assets"))
     declared = {entry.name: entry.value for entry in cli._checkout_entries()}
-    assert declared.keys() == {"eval", "train-filter", "distil", "bench", "tasks"}
+    assert declared.keys() == {"eval", "train-filter", "distil", "tasks"}
     installed(tmp_path, **declared)
     shown = run("eval", "--help", path=tmp_path, root=tmp_path)
     assert shown.stdout.startswith("usage: dllm-decode eval")
