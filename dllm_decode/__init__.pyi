@@ -39,7 +39,8 @@ from .core.window import Window
 from .engine.decoder import Decoder
 from .engine.decoding import decode, decode_many, new_decoder
 from .engine.loop import rounds, run
-from .engine.state import Look, State
+from .engine.state import State
+from .engine.verifier import Look
 from .models import (
     CausalTarget,
     as_causal_target,

@@ -19,9 +19,9 @@ class DecodeOutput:
     """Answers and their cost.
 
     Attributes:
-        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when the
+        tokens: The answers, `gen_length` tokens a row. Positions that were still unsettled when the
             row stopped hold an EOS.
-        unsettled: True at positions that were still masked. A row that a stop rule has ended may
+        unsettled: True at positions that were still unsettled. A row that a stop rule has ended may
             have settled tokens after them.
         nfe: Calls of the model in each row's forwards: one a forward, two with guidance.
         query_positions: Columns computed for each row, summed over these calls.
@@ -59,7 +59,7 @@ class DecodeOutput:
     def answers(self) -> list[list[int]]:
         """Returns each row's token ids before its first EOS.
 
-        Positions that were still masked when the row stopped are left out.
+        Positions that were still unsettled when the row stopped are left out.
         """
         rows = zip(self.tokens, ~self.unsettled, strict=True)
         return [before_end(tokens[settled].tolist(), self.eos_ids) for tokens, settled in rows]

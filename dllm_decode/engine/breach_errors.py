@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Breach, Look, State
+from dllm_decode.engine.state import Breach, State
+from dllm_decode.engine.verifier import Look
 from samplers.facts import Fact
 
 

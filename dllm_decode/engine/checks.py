@@ -15,8 +15,8 @@ from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from samplers.calls import require_decision
 from samplers.checks import shown
 from samplers.state import require_state

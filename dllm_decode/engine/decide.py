@@ -5,7 +5,8 @@ from typing import Any
 
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from samplers.base import Decision, Sampler
 from samplers.calls import first_state, next_step
 from samplers.state import merge_state

@@ -1,4 +1,4 @@
-"""The one function that calls the model, and counts the calls."""
+"""The one function by which the loop calls the model; it counts the calls."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -107,11 +107,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         order[row] = order[-1]
         order.pop()
     if not order:
-        no_rows = state.canvas.take(state.noise_keys[:0])
-        empty = State.empty(state.cache.capacity, no_rows, state.decode_number)
-        cost = state.cost._replace(drafted=empty.cost.drafted, accepted=empty.cost.accepted)
-        cache = state.cache._replace(history=None)
-        return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
+        return _without_rows(state)
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
@@ -122,3 +118,12 @@ def leave(state: State, rows: Sequence[int]) -> State:
         window=None,
         layout=None,
     )
+
+
+def _without_rows(state: State) -> State:
+    """Returns the state before rows join, with its counts and the buffers of its cache."""
+    no_rows = state.canvas.take(state.noise_keys[:0])
+    empty = State.empty(state.cache.capacity, no_rows, state.decode_number)
+    cost = state.cost._replace(drafted=empty.cost.drafted, accepted=empty.cost.accepted)
+    cache = state.cache._replace(history=None)
+    return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)

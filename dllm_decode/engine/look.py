@@ -12,7 +12,8 @@ from dllm_decode.core.sizes import round_up
 from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from dllm_decode.engine.views import view_of
 
 # Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.

@@ -9,7 +9,8 @@ from dllm_decode.core.passes import Edit, keep_inputs
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.look import look, with_window
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from samplers.logits import noise
 from samplers.view import by_row
 

@@ -23,7 +23,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import with_window
 from dllm_decode.engine.row_options import truncation_of
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from dllm_decode.engine.views import view_of
 from samplers.logits.statistics import probability
 

@@ -6,8 +6,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.look import look
 from dllm_decode.engine.look_at_noise import look_at_noise
 from dllm_decode.engine.look_without_own_token import look_without_own_token
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from samplers.facts import Fact
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.output import final_tokens
-from dllm_decode.core.rows import PluginNumbers, Row
+from dllm_decode.core.rows import Opening, PluginNumbers, Row
 from dllm_decode.engine.breach_errors import errors_of
 from dllm_decode.engine.checks import (
     require_after,
@@ -29,8 +29,9 @@ from dllm_decode.engine.checks import (
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
 from dllm_decode.engine.step_event import event_of
+from dllm_decode.engine.verifier import Look
 from samplers.calls import require_max_steps
 from samplers.checks import shown
 
@@ -82,20 +83,32 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
     chosen = decoder.blocks.opening(row, decoder.block_length, decoder.model.logit_shift)
     opening = require_opening(decoder, chosen, row)
-    if not decoder.sampler_sees_block_only:
-        # Cache policies must take all the columns that the sampler reads for the open block.
-        start = opening.block[0] if decoder.sampler.scope == "suffix" else row.blocks_start
-        opening = opening._replace(block=(start, row.end))
+    opening = _as_sampler_sees(decoder, row, opening)
     if opening.phase == row.opening.phase and row.phase_steps >= row.max_steps:
         return row._replace(error=_too_many_steps(decoder, row))
     previous, row = row.opening, row._replace(opening=opening)
     if opening.phase != previous.phase:
-        sampler, verifier = decoder.sampler, decoder.verifier
-        masks = _num_masks(row, decoder.model.mask_id)
-        require_max_steps(sampler.max_steps(masks), owner=sampler)
-        limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
-        row = row._replace(is_fresh=True, phase_steps=0, max_steps=limit)
-    return row._replace(period_forwards=0) if opening.cache_period != previous.cache_period else row
+        row = _begin_phase(decoder, row)
+    if opening.cache_period != previous.cache_period:
+        row = row._replace(period_forwards=0)
+    return row
+
+
+def _as_sampler_sees(decoder: Decoder, row: Row, opening: Opening) -> Opening:
+    """Returns an opening whose block has all columns that the sampler reads, for cache policies."""
+    if decoder.sampler_sees_block_only:
+        return opening
+    start = opening.block[0] if decoder.sampler.scope == "suffix" else row.blocks_start
+    return opening._replace(block=(start, row.end))
+
+
+def _begin_phase(decoder: Decoder, row: Row) -> Row:
+    """Returns a row whose sampler begins anew, with the steps that it may take."""
+    sampler, verifier = decoder.sampler, decoder.verifier
+    masks = _num_masks(row, decoder.model.mask_id)
+    require_max_steps(sampler.max_steps(masks), owner=sampler)
+    most = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
+    return row._replace(is_fresh=True, phase_steps=0, max_steps=most)
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:

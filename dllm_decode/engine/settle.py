@@ -12,8 +12,8 @@ from dllm_decode.core.sending import send
 from dllm_decode.core.window import Window
 from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from samplers.base import Decision, Sampler
 from samplers.view import View
 

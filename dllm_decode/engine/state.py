@@ -16,9 +16,7 @@ from dllm_decode.core.window import Window
 from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.constrained_rows import ConstrainedRows
 from dllm_decode.engine.layout import Layout
-from samplers.base import Decision
 from samplers.state import pad_state, put_state, take_state
-from samplers.view import View
 
 
 class CacheState(NamedTuple):
@@ -208,26 +206,6 @@ class State(NamedTuple):
         cost = self.cost
         cost = cost._replace(drafted=cost.drafted + drafted, accepted=cost.accepted + accepted)
         return self._replace(cost=cost)
-
-
-class Look(NamedTuple):
-    """A verifier's result of one round.
-
-    Attributes:
-        view: The view of the rows that take a step, so of all that do not wait.
-        window: The columns of the view, of the same rows.
-        waiting: The rows that take no step.
-        decision: The verifier's decision within the window; `None`: the sampler decides.
-    """
-
-    view: View
-    window: Window
-    waiting: Sequence[int] = ()
-    decision: Decision | None = None
-
-    def stepping(self, state: State) -> Sequence[int]:
-        """Returns the rows that take a step."""
-        return [row for row in range(len(state.rows)) if row not in self.waiting]
 
 
 def _put(before: Any, index: Int[Tensor, " N"], after: Any, num_rows: int) -> Any:

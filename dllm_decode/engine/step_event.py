@@ -6,7 +6,8 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 
 
 def event_of(

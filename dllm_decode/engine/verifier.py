@@ -1,17 +1,41 @@
 """The contract of a verifier: the forwards of a round, and who decides after them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.requests import Request
+from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
-from samplers.base import Sampler
+from dllm_decode.engine.state import State
+from samplers.base import Decision, Sampler
 from samplers.facts import PlugIn
+from samplers.view import View
+
+
+class Look(NamedTuple):
+    """A verifier's result of one round.
+
+    Attributes:
+        view: The view of the rows that take a step, so of all that do not wait.
+        window: The columns of the view, of the same rows.
+        waiting: The rows that take no step.
+        decision: The verifier's decision within the window; `None`: the sampler decides.
+    """
+
+    view: View
+    window: Window
+    waiting: Sequence[int] = ()
+    decision: Decision | None = None
+
+    def stepping(self, state: State) -> Sequence[int]:
+        """Returns the rows that take a step."""
+        return [row for row in range(len(state.rows)) if row not in self.waiting]
 
 
 class Verifier(PlugIn, ABC):

@@ -41,7 +41,7 @@ class Answer:
         text: The answer before its EOS and before the first stop string. With a template: the whole
             text with its blanks filled.
         token_ids: The answer's tokens before the EOS, including a stop string and later tokens.
-            Positions that were still masked when the row stopped are left out.
+            Positions that were still unsettled when the row stopped are left out.
         finish_reason: "stop" if an EOS or a stop string has ended the answer, or if the answer is
             complete because it has a constraint; else "length".
         forwards: Forwards of the model that the answer's row took part in.

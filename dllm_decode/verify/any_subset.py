@@ -13,8 +13,8 @@ from dllm_decode.core.sending import send
 from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from dllm_decode.engine.views import view_of
 from dllm_decode.verify.acceptance import accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft

@@ -16,7 +16,8 @@ from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.core.window import Window
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import with_decision
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.verify.acceptance import accept

@@ -8,7 +8,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Draft, DraftStart

@@ -18,8 +18,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import look
 from dllm_decode.engine.settle import note_sampler_breaches
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from dllm_decode.verify.acceptance import Verdict, accept_by_ratio_without_bonus, tempered_log_probs
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2_routing import Router, ScoreThreshold

@@ -16,8 +16,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.look import look, with_window
 from dllm_decode.engine.settle import end_at_eos, with_decision
-from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.verifier import Verifier
+from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Look, Verifier
 from dllm_decode.engine.views import view_of
 from dllm_decode.verify.evaluated_canvases import (
     DraftStep,

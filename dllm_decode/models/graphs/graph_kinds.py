@@ -6,12 +6,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.sizes import round_up
+from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.models.graphs.lasting_cache import SLOT_STEP, LastingCache, power_of_two
 
 # More columns keep a GPU busy for longer than Python needs to launch their operations.
 MOST_COLUMNS = 512
-_COLUMN_STEP = 16
 
 
 class GraphKind(NamedTuple):
@@ -71,7 +70,7 @@ def _kind_with_cache(groups: Sequence[ForwardInputs], cache: LastingCache) -> Gr
     num_rows = power_of_two(max(_end_of_rows(group) for group in groups))
     columns = max(group.tokens.shape[1] for group in groups)
     if len(groups) > 1:
-        columns = round_up(columns, _COLUMN_STEP)
+        columns = round_up(columns, COLUMN_STRIDE)
     num_keys, queries = {part.num_slots for part in caches}, max(map(_num_queries, groups))
     slots, is_padded = max(num_keys), sum(len(group.tokens) for group in groups) < num_rows
     if is_padded or queries or len(num_keys) > 1 or slots % SLOT_STEP:

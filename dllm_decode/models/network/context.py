@@ -31,7 +31,7 @@ class LayerContext(NamedTuple):
         rotation: Of each column.
         bias: Added to the attention scores, once for each query head that shares a key head, or
             one row for all queries; `None`: everything sees everything.
-        target: Where fresh keys and values go; `None`: there is no KV cache.
+        kv_slots: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Factor of the rotated queries; `None`: no factor.
         wanted: Columns that the layer returns; `None`: all of them.
         pointwise: How rotation and SwiGLU are computed.
@@ -39,7 +39,7 @@ class LayerContext(NamedTuple):
 
     rotation: Rotation
     bias: Float[Tensor, "B 1 _ K"] | None
-    target: KVSlots | None
+    kv_slots: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
     wanted: Int[Tensor, "B W"] | None = None
     pointwise: Pointwise = EAGER
@@ -102,7 +102,7 @@ def on_device(context: LayerContext, device: torch.device) -> LayerContext:
     return context._replace(
         rotation=Rotation(*map(moved, context.rotation)),
         bias=moved(context.bias),
-        target=None if context.target is None else KVSlots(*map(moved, context.target)),
+        kv_slots=None if context.kv_slots is None else KVSlots(*map(moved, context.kv_slots)),
         query_scale=moved(context.query_scale),
     )
 

@@ -74,10 +74,10 @@ class Attention(nn.Module):
             query, key = turned.split(sizes, 1)
             turned = torch.cat([self.query_norm(query), self.key_norm(key)], 1)
         query, key = context.pointwise.rotate(turned, context.rotation).split(sizes, 1)
-        if context.target is not None:
-            cache, number = context.target.kv_cache.part_of(self.index)
-            key = store(cache.keys, number, key, context.target)
-            value = store(cache.values, number, value, context.target)
+        if context.kv_slots is not None:
+            cache, number = context.kv_slots.kv_cache.part_of(self.index)
+            key = store(cache.keys, number, key, context.kv_slots)
+            value = store(cache.values, number, value, context.kv_slots)
         if context.query_scale is not None:
             query = query * context.query_scale
         if context.wanted is not None:

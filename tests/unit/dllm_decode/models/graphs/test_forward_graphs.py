@@ -389,7 +389,7 @@ def test_every_input_of_a_forward_is_in_a_buffer_or_in_the_kind() -> None:
     # `rows` says which rows of the buffers a group has; no network here reads `belief`.
     assert {field.name for field in fields(ForwardInputs)} == buffers | {"rows", "belief"}
     # Made inside of a recording, of the buffers alone.
-    made = {"rotation", "bias", "target", "query_scale", "wanted", "pointwise"}
+    made = {"rotation", "bias", "kv_slots", "query_scale", "wanted", "pointwise"}
     assert set(LayerContext._fields) == made
 
 
