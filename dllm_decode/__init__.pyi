@@ -12,6 +12,7 @@ from .blocks import (
 )
 from .caches import (
     CachePolicy,
+    CacheQuery,
     CertaintyCache,
     CutAtEos,
     DelayedCache,
@@ -26,21 +27,27 @@ from .caches import (
     SuffixWindow,
 )
 from .core.canvas import Canvas
+from .core.columns import Columns, columns
 from .core.commits import Commits
 from .core.model import ForwardInputs, KVCache, MaskPredictor
 from .core.observers import Observer, StepEvent
 from .core.options import DecodeConfig
 from .core.output import DecodeOutput
-from .core.passes import Pass
+from .core.passes import Branches, Pass
 from .core.recorders import Gain, Gains, Revision, Trace
 from .core.requests import Request, RequestQueue
+from .core.rows import PluginNumbers
 from .core.stopping import NeverStop, StopRule, StopStrings
 from .core.window import Window
+from .engine.decide import decide
 from .engine.decoder import Decoder
 from .engine.decoding import decode, decode_many, new_decoder
+from .engine.forward import forward
+from .engine.look import look, with_window
 from .engine.loop import rounds, run
 from .engine.state import State
 from .engine.verifier import Look
+from .engine.views import view_of
 from .models import (
     CausalTarget,
     as_causal_target,
@@ -101,11 +108,14 @@ __all__ = [
     "Answer",
     "AnySubsetVerify",
     "BlockSchedule",
+    "Branches",
     "CachePolicy",
+    "CacheQuery",
     "Canvas",
     "Canvases",
     "CausalTarget",
     "CertaintyCache",
+    "Columns",
     "Commits",
     "CutAtEos",
     "DecodeConfig",
@@ -140,6 +150,7 @@ __all__ = [
     "Pass",
     "PathSearch",
     "PipelineCache",
+    "PluginNumbers",
     "Pool",
     "PrefixCache",
     "PrefixStream",
@@ -176,12 +187,16 @@ __all__ = [
     "Write",
     "as_causal_target",
     "block_of",
+    "columns",
+    "decide",
     "decode",
     "decode_many",
+    "forward",
     "generate",
     "load_drafter",
     "load_model",
     "load_target",
+    "look",
     "new_decoder",
     "read",
     "read_rollouts",
@@ -194,4 +209,6 @@ __all__ = [
     "score",
     "stream",
     "stream_to_terminal",
+    "view_of",
+    "with_window",
 ]

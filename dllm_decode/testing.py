@@ -156,7 +156,7 @@ def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
         fields: Fields of `Row` that have other values, such as `period_forwards=1`.
     """
     request = Request(0, [0] * prompt_length, DecodeConfig(gen_length=gen_length))
-    return Row.of(request, align=1, mask_id=1)._replace(**fields)
+    return Row.of(request, block_multiple=1, mask_id=1)._replace(**fields)
 
 
 def random_models(

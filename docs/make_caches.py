@@ -136,4 +136,4 @@ def _draw_task(axes: Axes, points: Sequence[Point]) -> None:
 if __name__ == "__main__":
     folders = [points_of(folder) for folder in sys.argv[1:]]
     print("\n".join(line for points in folders for line in lines_of(points)))
-    draw(folders, Path(__file__).with_name("caches.png"))
+    draw(folders, Path(__file__).parent / "img" / "caches.png")

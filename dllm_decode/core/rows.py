@@ -116,18 +116,18 @@ class Row(NamedTuple):
     error: str = ""
 
     @staticmethod
-    def of(request: Request, align: int, mask_id: int, started_s: float = 0.0) -> "Row":
+    def of(request: Request, block_multiple: int, mask_id: int, started_s: float = 0.0) -> "Row":
         """Returns the row of a request before its first round.
 
         Args:
             request: The request.
-            align: Blocks begin at multiples of this number of columns; the last is filled up.
+            block_multiple: Blocks begin at multiples of this number; the last is filled up.
             mask_id: The [MASK] token.
             started_s: When the row joins.
         """
         length = len(request.prompt)
-        start = length - length % align
-        end = start + round_up(length - start + request.config.gen_length, align)
+        start = length - length % block_multiple
+        end = start + round_up(length - start + request.config.gen_length, block_multiple)
         return Row(request, start, end, length + request.first_blank(mask_id), started_s)
 
     @property

@@ -248,9 +248,9 @@ def _canvas_after_sampler(
 
 def _count_forwards(state: State, draft: Draft) -> State:
     """Counts the forwards that the drafting itself ran."""
-    if draft.num_forwards is None:
+    if draft.own_forwards is None:
         return state
-    numbers = draft.num_forwards.tolist()
+    numbers = draft.own_forwards.tolist()
     rows = tuple(
         row._replace(
             nfe=row.nfe + number, query_positions=row.query_positions + number * draft.forward_width

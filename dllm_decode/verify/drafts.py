@@ -94,7 +94,7 @@ class Draft(NamedTuple):
             follows the committed text. `None`: a path, each token follows the one before it.
             Tokens with the same parent are different. A tree is not drawn: `logits` is `None`.
         judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
-        num_forwards: Forwards that the drafting itself ran for each row; `None`: none.
+        own_forwards: Forwards that the drafting itself ran for each row; `None`: none.
         forward_width: Columns of each row in such a forward.
     """
 
@@ -104,7 +104,7 @@ class Draft(NamedTuple):
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
     judged_as_block: bool = False
-    num_forwards: Int[Tensor, " B"] | None = None
+    own_forwards: Int[Tensor, " B"] | None = None
     forward_width: int = 0
 
     def shortened(self, num_tokens: int) -> "Draft":

@@ -22,7 +22,7 @@ def check_constraint(
         request: The request, with its constraint.
         model: The model that answers.
         sampler: The sampler of the decode.
-        verifier: The verifier of the decode.
+        verifier: The verifier of the decode, of which only the facts are read.
         eos_ids: Tokens that end an answer.
     """
     constraint: object = request.constraint

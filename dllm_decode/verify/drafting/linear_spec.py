@@ -86,4 +86,4 @@ class LinearSpec(Drafting):
             block = torch.where(fill, best.indices, block)
             holes &= ~fill
         counts = lengths.clamp(max=self.length - 1) * is_read
-        return Draft(block[:, 1:], counts, num_forwards=num_forwards, forward_width=self.length)
+        return Draft(block[:, 1:], counts, own_forwards=num_forwards, forward_width=self.length)
