@@ -109,7 +109,8 @@ class MultiBlock(BlockSchedule):
     def with_commits(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
         if not any(opening.note.due for opening in openings):
             return decision
-        size, width = openings[0].note.block_length, view.tokens.shape[1]
+        size = openings[0].note.block_length
+        width = view.tokens.shape[1]
         is_due = [
             [number in opening.note.due for number in range(-(-width // size))]
             for opening in openings

@@ -70,7 +70,8 @@ class CertaintyCache(CachePolicy):
 
     def _density(self, canvas: Canvas, settled: Tensor) -> Float[Tensor, "B L"]:
         """Returns the weighted share of settled columns around each column."""
-        device, reach = settled.device, math.ceil(4 * self.sigma)
+        device = settled.device
+        reach = math.ceil(4 * self.sigma)
         distances = torch.arange(-reach, reach + 1, device=device, dtype=widest(device))
         weights = torch.exp(-0.5 * (distances / self.sigma) ** 2)
         places = torch.arange(-reach, canvas.width + reach, device=device)

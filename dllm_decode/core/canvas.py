@@ -84,7 +84,8 @@ class Canvas:
             eos_ids: Tokens that end an answer.
             device: Device of the tensors.
         """
-        device, lines = torch.device(device), []
+        device = torch.device(device)
+        lines = []
         for row in rows:
             written = [*row.request.prompt, *row.request.template]
             masks = [mask_id] * (row.end - len(written))

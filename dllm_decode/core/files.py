@@ -52,7 +52,8 @@ def write_text(path: Path, text: str) -> None:
 def append_text(path: Path, text: str) -> None:
     """Appends to a file; OSError, in one sentence, if there is no room, and nothing is appended."""
     with in_a_sentence(path), path.open("ab", buffering=0) as file:
-        length, rest = file.tell(), memoryview(text.encode())
+        length = file.tell()
+        rest = memoryview(text.encode())
         try:
             while rest:
                 rest = rest[file.write(rest) :]
@@ -151,7 +152,8 @@ def _complete(partial: Path, earlier: Collection[str]) -> None:
 
     Raises ValueError if a new file has the name of a file that is not `earlier`.
     """
-    folder, written = partial.parent, sorted(partial.iterdir())
+    folder = partial.parent
+    written = sorted(partial.iterdir())
     names = {file.name for file in written}
     if foreign := [name for name in sorted(names - {*earlier}) if (folder / name).exists()]:
         raise ValueError(

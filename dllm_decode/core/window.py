@@ -84,5 +84,6 @@ def _between(
     limits: tuple[tuple[int, int], ...], width: int, device: torch.device
 ) -> Bool[Tensor, "_ W"]:
     """Returns which offsets are between two limits of each row; few windows differ in these."""
-    offsets, bounds = torch.arange(width, device=device), send(limits, device)
+    offsets = torch.arange(width, device=device)
+    bounds = send(limits, device)
     return (offsets >= bounds[:, :1]) & (offsets < bounds[:, 1:])

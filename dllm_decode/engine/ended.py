@@ -58,7 +58,8 @@ def outputs_of(state: State, rows: Sequence[int]) -> list[EndedRequest]:
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
     commits = take_state(state.commits, index)
-    cost, ended = state.cost, []
+    cost = state.cost
+    ended = []
     for number, row in enumerate(state.rows[n] for n in rows):
         bounds = row.prompt_length, row.answer_end
         output = DecodeOutput(

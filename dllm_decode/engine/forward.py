@@ -69,7 +69,8 @@ class _Call(NamedTuple):
 
 def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
     """Returns the plan of each row, with the columns of `pass_` or of the cache policy."""
-    sight, plans = decoder.sight, []
+    sight = decoder.sight
+    plans = []
     if pass_.columns and not sight.with_kv_cache:
         raise RuntimeError(
             f"columns of Pass must be empty with {decoder.cache!r}, which computes all of them."
@@ -157,7 +158,8 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
     for group in call.layout.groups:
         for n in call.branches.rows_and_branches(group.members)[0]:
             num_columns[n] += call.plans[n].width
-    writers, rows = call.branches.writers, list(state.rows)
+    writers = call.branches.writers
+    rows = list(state.rows)
     for n, num_computed in num_columns.items():
         row, plan = rows[n], call.plans[n]
         rows[n] = row = row._replace(
@@ -202,7 +204,8 @@ def _note_unseen(decoder: Decoder, state: State, call: _Call) -> State:
     """Notes rows whose window has open columns after the block that the model sees."""
     if decoder.sight.sees_later_blocks:
         return state
-    window, rows = call.pass_.window, set(call.branches.rows)
+    window = call.pass_.window
+    rows = set(call.branches.rows)
     limits = [
         plan.end if n in rows and plan.end < row.end else start + window.width
         for n, (row, plan, start) in enumerate(

@@ -14,7 +14,9 @@ from dllm_decode.engine.state import State
 
 def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> ForwardInputs:
     """Returns the inputs of one group of branches, before `Pass.edit`."""
-    tokens, slots, wanted = group.part(branches.tokens), group.slots, group.predictors
+    tokens = group.part(branches.tokens)
+    slots = group.slots
+    wanted = group.predictors
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
     if pass_.offsets is not None:
         wanted = wanted.gather(1, group.part(pass_.offsets))

@@ -23,7 +23,8 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     """Returns the state with new rows, before their first round; other rows do not change."""
     if not requests:
         return state
-    mask_id, now = decoder.model.mask_id, time.perf_counter()
+    mask_id = decoder.model.mask_id
+    now = time.perf_counter()
     new = [Row.of(request, decoder.block_multiple, mask_id, now) for request in requests]
     canvas = new_canvas(decoder, new)
     numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
@@ -32,10 +33,12 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         row._replace(numbers=PluginNumbers(blocks=tuple(values)))
         for row, values in zip(new, lists, strict=True)
     ]
-    device, num_new = state.device, len(new)
+    device = state.device
+    num_new = len(new)
     noise = [(request.config.seed, request.noise_index) for request in requests]
     seeds, indices = send(noise, device).unbind(-1)
-    cost, zeros = state.cost, torch.zeros(num_new, dtype=torch.long, device=device)
+    cost = state.cost
+    zeros = torch.zeros(num_new, dtype=torch.long, device=device)
     joined = state.canvas.joined(canvas) if state.rows else canvas
     commits = None
     if decoder.return_logprobs:

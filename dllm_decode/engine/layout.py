@@ -275,9 +275,12 @@ def _attend(
     sight: Sight, plans: Sequence[Plan], columns: Int[Tensor, "N Q"], num_keys: int
 ) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
     """Returns the attention mask of a group; `None`: every column sees every key."""
-    length, ends = sight.causal_block_length, [plan.end for plan in plans]
-    first, last = min(plan.first for plan in plans), num_keys - 1
-    keys, masks = torch.arange(num_keys, device=sight.device), []
+    length = sight.causal_block_length
+    ends = [plan.end for plan in plans]
+    first = min(plan.first for plan in plans)
+    last = num_keys - 1
+    keys = torch.arange(num_keys, device=sight.device)
+    masks = []
     if length and first // length != last // length:
         masks.append(block_causal_mask(columns, num_keys, length))
     # The rule of blocks implies the end of a row, unless the end is inside a block.

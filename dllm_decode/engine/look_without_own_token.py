@@ -36,7 +36,8 @@ def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]
     state, logits = forward(decoder, state, pass_)
     num_copies = decoder.calls_per_forward * window.width
     rows = [row._replace(query_positions=row.query_positions + num_copies) for row in state.rows]
-    state, width = state._replace(rows=tuple(rows)), window.width
+    state = state._replace(rows=tuple(rows))
+    width = window.width
     view = view_of(decoder, state, window, logits[:, :width])
     trust = _trust(state, window, logits[:, width:])
     return state, Look(replace(view, leave_one_out=trust), window)
@@ -57,7 +58,8 @@ def _with_copies(mask_id: int, inputs: ForwardInputs, members: tuple[int, ...]) 
     copies of all columns of the row. A window may end after its row; the copy of a column
     there is seen only by itself. No original sees a copy.
     """
-    copied, (rows, length) = inputs.wanted, inputs.tokens.shape
+    copied = inputs.wanted
+    rows, length = inputs.tokens.shape
     width = copied.shape[1]
     copies = torch.arange(length, length + width, device=copied.device).expand(rows, -1)
     masks = torch.full_like(copied, mask_id)

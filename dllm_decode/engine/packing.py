@@ -150,8 +150,10 @@ def _attend(
         causal_from: Column of each branch from which on attention is causal.
     """
     key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
-    visible, is_further = attend.gather(2, key_slots), (packing.branch_numbers > 0)[:, None, None]
-    causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
+    visible = attend.gather(2, key_slots)
+    is_further = (packing.branch_numbers > 0)[:, None, None]
+    causal = row_slots >= causal_from[:, None]
+    gap = row_slots[:, :, None] - key_slots
     sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
     sees_own = visible & (~causal[:, None] | (gap == 0))
     # A row with fewer columns than another repeats its last column. In branch 0 the copies share

@@ -86,7 +86,8 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
     opening = _as_sampler_sees(decoder, row, opening)
     if opening.phase == row.opening.phase and row.phase_steps >= row.max_steps:
         return row._replace(error=_too_many_steps(decoder, row))
-    previous, row = row.opening, row._replace(opening=opening)
+    previous = row.opening
+    row = row._replace(opening=opening)
     if opening.phase != previous.phase:
         row = _begin_phase(decoder, row)
     if opening.cache_period != previous.cache_period:
@@ -148,7 +149,8 @@ def advance(
     readings = _read_on_host(decoder, state, verified)
     errors = errors_of(decoder, state, seen, stepping, readings.broken)
     for n, row in enumerate(state.rows):
-        unsettled, error = readings.first_unsettled[n], errors[n]
+        unsettled = readings.first_unsettled[n]
+        error = errors[n]
         # A row that took a step has counted a forward, unless look returned an older state.
         if n in stepping and not row.nfe and not row.target_nfe:
             error = (

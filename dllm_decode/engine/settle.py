@@ -28,7 +28,8 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     moves = _moves_of(decoder, state, seen, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _with_breaches(decoder, state, seen, decision, moves, culprit=culprit)
-    before, moved = state.canvas, _move(state.canvas, seen.window, moves)
+    before = state.canvas
+    moved = _move(state.canvas, seen.window, moves)
     state = end_at_eos(decoder, state._replace(canvas=moved))
     if state.commits is not None:
         state = _record(state, state.commits, seen, moves, before)

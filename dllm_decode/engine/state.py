@@ -135,7 +135,8 @@ class State(NamedTuple):
             decode_number: As the attribute.
             reserved_slots: As in `CacheState`.
         """
-        device, cache = canvas.tokens.device, CacheState(capacity, reserved_slots=reserved_slots)
+        device = canvas.tokens.device
+        cache = CacheState(capacity, reserved_slots=reserved_slots)
         no_keys = torch.zeros(0, dtype=torch.long, device=device)
         return State((), canvas, no_keys, Cost.zero(device), cache, decode_number=decode_number)
 
@@ -163,7 +164,9 @@ class State(NamedTuple):
         """
         if len(rows) == len(self.rows):
             return self
-        index, cost, constrained = send(rows, self.device), self.cost, self.constrained_rows
+        index = send(rows, self.device)
+        cost = self.cost
+        constrained = self.constrained_rows
         return self._replace(
             rows=tuple(self.rows[row] for row in rows),
             canvas=self.canvas.take(index),
@@ -184,7 +187,8 @@ class State(NamedTuple):
         """Returns the state after a decision on some rows, whose state was taken by `take`."""
         if len(rows) == len(self.rows):
             return part
-        index, values = send(rows, self.device), list(self.rows)
+        index = send(rows, self.device)
+        values = list(self.rows)
         for row, value in zip(rows, part.rows, strict=True):
             values[row] = value
         changes = {

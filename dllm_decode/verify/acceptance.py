@@ -135,7 +135,8 @@ def accept_by_ratio(
     """
     assert draft.logits is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
-    passes, is_drafted = torch.zeros_like(limits, dtype=torch.bool), _is_drafted(draft)
+    passes = torch.zeros_like(limits, dtype=torch.bool)
+    is_drafted = _is_drafted(draft)
     for span in _spans(passes.shape[1]):
         drafted = draft.tokens[:, span]
         ratio = _log_probability(target_logits[:, span], drafted, temperature)
@@ -193,7 +194,8 @@ def accept_block(
     """
     assert draft.logits is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS))
-    accepted, shares = torch.zeros_like(draft.counts), torch.ones_like(limits[:, 0])
+    accepted = torch.zeros_like(draft.counts)
+    shares = torch.ones_like(limits[:, 0])
     share = shares
     for place in range(draft.tokens.shape[1]):
         drafted = draft.tokens[:, place : place + 1]

@@ -119,7 +119,8 @@ class _ToDraft(NamedTuple):
 
 def _to_draft(state: State, num_tokens: int) -> _ToDraft:
     """Returns each row's next unsettled positions; waits for the device once."""
-    canvas, starts = state.canvas, [row.first_unsettled for row in state.rows]
+    canvas = state.canvas
+    starts = [row.first_unsettled for row in state.rows]
     drafted = canvas.unsettled & (canvas.unsettled.cumsum(-1) <= num_tokens)
     columns = torch.arange(1, canvas.width + 1, device=state.device)
     counts = drafted.sum(-1)

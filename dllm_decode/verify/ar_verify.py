@@ -20,7 +20,7 @@ from dllm_decode.engine.state import State
 from dllm_decode.engine.verifier import Look
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
-from dllm_decode.verify.acceptance import accept
+from dllm_decode.verify.acceptance import Verdict, accept
 from dllm_decode.verify.drafting.base import Drafting
 from dllm_decode.verify.drafting.draft_length import DraftLength, DraftLengths
 from dllm_decode.verify.drafting.path_search import PathSearch
@@ -118,31 +118,33 @@ class ARVerify(TargetVerifier):
         return self.drafting.num_forwards > 1
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        start, num_left = DraftStart.of(state), state.canvas.unsettled.sum(-1)
-        past, lengths, memory = self._target_state(state, start)
-        start = start._replace(memory=memory, past=past)
-        max_lengths = torch.minimum(lengths.length, num_left)
+        start = DraftStart.of(state)
+        num_left = state.canvas.unsettled.sum(-1)
+        held = self._target_state(state, start)
+        start = start._replace(memory=held.memory, past=held.past)
+        # The draft of each row.
+        max_lengths = torch.minimum(held.lengths.length, num_left)
         state, seen, logits = self._drafter_look(decoder, state, max_lengths)
         draft = self.drafting.draft(start, logits, max_lengths)
         state = _count_forwards(state, draft)
-        state, target_forward = ask_target(decoder, state, self.target, start, draft, past)
+        # The target's verdict on it.
+        state, target_forward = ask_target(decoder, state, self.target, start, draft, held.past)
         verdict = accept(start, draft, target_forward.logits)
-        tokens, accepted, places = verdict
-        # One token of the target follows the accepted ones: a correction, or the bonus token.
-        num_written = torch.minimum(accepted + 1, num_left)
-        num_written = torch.minimum(num_written, num_leading(~state.canvas.is_eos(tokens)) + 1)
-        state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        memory = self.drafting.memory_after(start, draft, target_forward.logits, verdict)
+        state = state.with_drafts(drafted=draft.counts, accepted=verdict.accepted)
+        # The tokens that are written, and what later rounds need of this one.
+        num_written = _num_written(state.canvas, verdict, num_left)
         num_before_eos = draft.counts
         if self.drafting.num_forwards:
             num_before_eos = num_leading(~state.canvas.is_eos(most_likely(logits)))
         num_before_eos = torch.minimum(num_before_eos, max_lengths)
-        after = self.draft_length.after(lengths, num_before_eos, accepted)
-        past = target_forward.past(num_written, places)
-        state = state._replace(verifier_state=TargetState(past, after, memory))
+        lengths = self.draft_length.after(held.lengths, num_before_eos, verdict.accepted)
+        memory = self.drafting.memory_after(start, draft, target_forward.logits, verdict)
+        past = target_forward.past(num_written, verdict.places)
+        state = state._replace(verifier_state=TargetState(past, lengths, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
-            seen = seen._replace(view=_with_target_logits(seen.view, target_forward.logits, places))
-        decision = decision_of(seen.window, tokens, num_written)
+            view = _with_target_logits(seen.view, target_forward.logits, verdict.places)
+            seen = seen._replace(view=view)
+        decision = decision_of(seen.window, verdict.tokens, num_written)
         return state, seen._replace(decision=decision)
 
     def _target_state(self, state: State, start: DraftStart) -> TargetState:
@@ -186,8 +188,10 @@ class ARVerify(TargetVerifier):
         self, decoder: Decoder, state: State, seen: Look, max_lengths: Int[Tensor, " B"]
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
-        window, logits = seen.window, seen.view.summary.logits.clone()
-        whole, lengths = state.canvas, max_lengths.tolist()
+        window = seen.window
+        logits = seen.view.summary.logits.clone()
+        whole = state.canvas
+        lengths = max_lengths.tolist()
         canvas = _draft_canvas(whole, window, max_lengths)
         state = state._replace(canvas=canvas)
         sampler_state: Any = None
@@ -213,6 +217,17 @@ class ARVerify(TargetVerifier):
             tokens = window.part(canvas.tokens)
             logits = certain_where(logits, tokens != canvas.mask_id, tokens)
         return state._replace(canvas=whole), logits
+
+
+def _num_written(
+    canvas: Canvas, verdict: Verdict, num_left: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns how many tokens each row gets, at most up to an EOS.
+
+    One token of the target follows the accepted ones: a correction, or the bonus token.
+    """
+    num_written = torch.minimum(verdict.accepted + 1, num_left)
+    return torch.minimum(num_written, num_leading(~canvas.is_eos(verdict.tokens)) + 1)
 
 
 def _draft_canvas(canvas: Canvas, window: Window, max_lengths: Int[Tensor, " B"]) -> Canvas:

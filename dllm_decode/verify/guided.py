@@ -94,8 +94,10 @@ class Guided(TargetVerifier):
 
     def _passes(self, draft: Draft, target_forward: TargetForward) -> Bool[Tensor, "B K"]:
         """Returns which tokens of the draft the target finds plausible."""
-        logits, best = target_forward.logits, most_likely(target_forward.logits)
-        drafted, largest = gather(logits, draft.tokens), gather(logits, best)
+        logits = target_forward.logits
+        best = most_likely(target_forward.logits)
+        drafted = gather(logits, draft.tokens)
+        largest = gather(logits, best)
         passes = (drafted - largest).exp() >= self.ratio
         if self.top_k == 1:
             passes &= drafted == largest

@@ -182,8 +182,10 @@ def _verify(
 ) -> tuple[State, _Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
     index = send(to_verify.rows, state.device)
-    view, run = seen.view.take(index), to_verify.span[index]
-    first, width = run.long().argmax(-1, keepdim=True), run.shape[1]
+    view = seen.view.take(index)
+    run = to_verify.span[index]
+    first = run.long().argmax(-1, keepdim=True)
+    width = run.shape[1]
     ahead = torch.arange(to_verify.longest, device=state.device)
     offsets = (first + ahead).clamp(max=width - 1)
     state, logits = _left_to_right_logits(decoder, state, seen.window, to_verify, offsets)
@@ -226,7 +228,8 @@ def _verdict(
 
 def _in_all_rows(verified: _Verified, view: View, index: Int[Tensor, " N"]) -> _Verified:
     """Returns the verified tokens of some rows among all rows of the view."""
-    nothing, logits = torch.zeros_like(view.tokens), verified.logits
+    nothing = torch.zeros_like(view.tokens)
+    logits = verified.logits
     return _Verified(
         torch.zeros_like(view.masked).index_copy(0, index, verified.commit),
         nothing.index_copy(0, index, verified.tokens),

@@ -190,7 +190,8 @@ class SelfVerify(Verifier):
 
     def _evaluate(self, decoder: Decoder, state: State, steps: Sequence[DraftStep]) -> State:
         """Runs one forward on all canvases and keeps the logits of each canvas."""
-        starts, width = _starts(state), self._width(decoder)
+        starts = _starts(state)
+        width = self._width(decoder)
         rows = tuple(row for step in steps for row in step.rows)
         branch_numbers = tuple(branch for branch, step in enumerate(steps) for _ in step.rows)
         tokens = torch.cat([step.tokens for step in steps])
@@ -206,7 +207,8 @@ class SelfVerify(Verifier):
         else:
             branches = Branches(tokens, rows, branch_numbers, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
-        size, zeros = (len(state.rows), len(steps)), torch.zeros_like(state.noise_keys)
+        size = (len(state.rows), len(steps))
+        zeros = torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedCanvases(
             tokens=by_row_and_branch(tokens, rows, branch_numbers, size, fill=-1),
             logits=by_row_and_branch(logits, rows, branch_numbers, size),

@@ -69,7 +69,8 @@ class Pool(Drafting):
     def draft(
         self, start: DraftStart, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        canvas, first = start.canvas.tokens, start.first_unsettled[:, None] + len(self.texts)
+        canvas = start.canvas.tokens
+        first = start.first_unsettled[:, None] + len(self.texts)
         texts = self.texts.to(canvas.device).expand(len(canvas), -1)
         tokens = torch.cat([texts, canvas], -1)
         reach = torch.arange(self.length, device=tokens.device)

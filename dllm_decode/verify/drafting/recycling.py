@@ -70,7 +70,8 @@ class Recycling(Drafting):
     ) -> Draft:
         memory = start.memory
         assert memory is not None
-        device, tree = memory.device, _tree_shape(memory.shape[-1])
+        device = memory.device
+        tree = _tree_shape(memory.shape[-1])
         rows = torch.arange(len(memory), device=device)[:, None]
         nodes = above = start.context(1)
         for level in tree.levels:
