@@ -166,14 +166,16 @@ class SelfVerify(Verifier):
         finishing = self._finishing(decoder, state)
         num_steps = max(progress[row].expected_steps for row in rows)
         while alive and len(steps) < self.draft_steps:
+            num_drafts = max(1, min(num_steps, self.draft_steps - len(steps)))
             drafts = []
-            for _ in range(max(1, min(num_steps, self.draft_steps - len(steps)))):
+            for _ in range(num_drafts):
                 part = _next_drafts(decoder, part, seen)
                 drafts.append(part.canvas)
             # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
             counts = torch.stack([count_unsettled(draft, bounds) for draft in drafts]).tolist()
             for draft, row_counts in zip(drafts, counts, strict=True):
+                # A finished block is drafted no further; it is a draft if a next block exists.
                 unfinished = {row for row, count in zip(rows, row_counts, strict=True) if count}
                 drafted = [row for row in alive if row in unfinished or row in finishing]
                 alive = [row for row in alive if row in unfinished]
