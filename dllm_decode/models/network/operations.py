@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.library import Library
+from torch import Tensor, library
 from torch.nn import functional as F
 
 from dllm_decode.core.model import KVCache
@@ -153,7 +152,7 @@ def _write_slots(
 
 # As one operation, because Inductor does not see that a write to a view of a view is in place, and
 # would copy the whole buffer for every layer. Not by `custom_op`, whose Python costs 17 us a call.
-_OPERATIONS = Library("dllm_decode", "DEF")
+_OPERATIONS = library.Library("dllm_decode", "DEF")
 _OPERATIONS.define(
     "write_slots(Tensor(a!) buffer, int index, Tensor fresh, Tensor row_index, Tensor slots) -> ()"
 )
